@@ -11,7 +11,7 @@ use rackbus_qos::{LevelRoom, ServiceLevel, Shaping, TenantId};
 use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
 
 use super::CLASS;
-use super::function::{Accelerator, AcceleratorError};
+use super::function::Accelerator;
 use super::pool::{EnginePool, PoolOptions};
 use crate::class::{Class, DeviceConfig, FrontError, LentTo, PciIdentity};
 use crate::lost::Lost;
@@ -165,13 +165,17 @@ impl AcceleratorFunction {
         let serial = digest(&self.name);
         let promised = self.promised();
         let level = promised.asked.as_ref().or(self.level.as_ref());
-        let mut made = Accelerator::new(&self.pool, self.tenant, level, serial);
-        if let (Err(AcceleratorError::Level(reason)), true) = (&made, !medium.is_empty()) {
-            // Who goes on keeps the function, with a share of what is left.
-            tracing::error!(function = self.name, %reason, "a guaranteed service level cannot be kept after the restart");
-            made = Accelerator::new(&self.pool, self.tenant, None, serial);
-        }
+        // What somebody was promised is kept, whatever operations are measured to cost now.
+        let kept = level.filter(|_| promised.asked.is_some() || !medium.is_empty());
+        let asked = if kept.is_some() { None } else { level };
+        let made = Accelerator::new(&self.pool, self.tenant, asked, serial);
         let mut function = made.map_err(std::io::Error::other)?;
+        if let Some(level) = kept
+            && let Err(reason) = self.pool.keep_level(self.tenant, level)
+        {
+            // Who goes on keeps the function, with a share of what is left.
+            tracing::error!(function = self.name, %reason, "a guaranteed service level cannot be kept any more");
+        }
         function.bring(medium);
         if promised.own && promised.asked.is_none() {
             self.pool.set_own(self.tenant);
@@ -242,7 +246,14 @@ impl DeviceConfig for AcceleratorFunction {
         let mut promised = self.promised();
         let taken = promised.own && asked.is_none() && self.pool.set_own(self.tenant);
         let level = asked.as_ref().or(self.level.as_ref());
-        let set = if taken { Ok(()) } else { self.pool.set_level(self.tenant, level) };
+        let set = match level {
+            _ if taken => Ok(()),
+            // It has that already, and keeps it.
+            Some(level) if promised.asked.as_ref() == Some(level) => {
+                self.pool.keep_level(self.tenant, level)
+            }
+            level => self.pool.set_level(self.tenant, level),
+        };
         if set.is_ok() {
             promised.asked = asked;
         }
@@ -250,7 +261,8 @@ impl DeviceConfig for AcceleratorFunction {
     }
 
     fn resume_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
-        self.promised().own = to == LentTo::Owner;
+        let (asked, own) = (parsed(level)?, to == LentTo::Owner);
+        *self.promised() = Promised { asked, own };
         self.change_level(level)
     }
 

@@ -5,20 +5,20 @@
 //! a tenant.
 
 mod held;
+mod levels;
 mod wipe;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rackbus_memory::ticks;
 use rackbus_qos::{
-    Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, LevelRefused,
-    LevelRoom, MinimumRecord, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings,
-    TenantId, TenantShare, Usage,
+    Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, MinimumRecord,
+    OutputEstimate, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings, TenantId, Usage,
 };
 use rackbus_spec::accel::{OPERATIONS, Operation};
 
@@ -107,7 +107,9 @@ struct Shared {
     sharing: EngineSharing,
     admission: LevelAdmission,
     jobs: BTreeMap<u64, Arc<EngineJob>>,
-    estimates: BTreeMap<(TenantId, u8), Estimate>,
+    estimates: BTreeMap<(TenantId, u8), KindEstimate>,
+    /// Input bytes of a tenant's longest message, by its level: for those who look without asking here.
+    largest: BTreeMap<TenantId, Arc<AtomicU32>>,
     next_tag: u64,
     /// Engines that work: no more than there are, whoever's thread lends them its time.
     busy: u32,
@@ -119,6 +121,13 @@ struct Shared {
     wiped: BTreeMap<u32, u64>,
     /// Nobody uses the pool any more: the engines end.
     over: bool,
+}
+
+/// What a tenant's operations of one kind will cost and put out.
+#[derive(Default)]
+struct KindEstimate {
+    cost: Estimate,
+    output: OutputEstimate,
 }
 
 impl std::fmt::Debug for Shared {
@@ -135,7 +144,7 @@ impl Shared {
 
     /// What profiles' costs of a tenant's operations of this kind are multiplied by.
     fn factor(&self, tenant: TenantId, kind: u8) -> f64 {
-        self.estimates.get(&(tenant, kind)).map_or(1.0, Estimate::factor)
+        self.estimates.get(&(tenant, kind)).map_or(1.0, |estimate| estimate.cost.factor())
     }
 
     /// Takes those of a tenant's operations that `which` says from before the engines.
@@ -144,21 +153,6 @@ impl Shared {
         let job = |message: &QueuedMessage| jobs.get(&message.tag).map(Arc::as_ref);
         for message in sharing.take_out(tenant, now, |_, message| which(job(message))) {
             jobs.remove(&message.tag);
-        }
-    }
-
-    /// Promises a tenant a level in the place of what it has, or takes that away.
-    fn promise(
-        &mut self,
-        tenant: TenantId,
-        level: Option<&ServiceLevel>,
-    ) -> Result<TenantShare, LevelRefused> {
-        match level {
-            Some(level) => self.admission.admit(tenant.0.into(), level),
-            None => {
-                self.admission.release(tenant.0.into());
-                Ok(TenantShare::default())
-            }
         }
     }
 }
@@ -176,6 +170,7 @@ impl EnginePool {
                 admission: LevelAdmission::new(capacity, BTreeMap::new()).with_shaping(shaping),
                 jobs: BTreeMap::new(),
                 estimates: BTreeMap::new(),
+                largest: BTreeMap::new(),
                 next_tag: 0,
                 busy: 0,
                 sleeping: 0,
@@ -284,65 +279,6 @@ impl PoolEngines {
         &self.options
     }
 
-    /// A tenant has another level: the one it asks for, or a part of what is left.
-    ///
-    /// # Errors
-    /// [`LevelRefused`], with what would fit; the tenant has what it had.
-    pub fn set_level(
-        &self,
-        tenant: TenantId,
-        level: Option<&ServiceLevel>,
-    ) -> Result<(), LevelRefused> {
-        let mut shared = self.lock();
-        let share = shared.promise(tenant, level)?;
-        let now = self.now_ns();
-        shared.sharing.set(tenant, share, now);
-        self.work.notify_all();
-        Ok(())
-    }
-
-    /// A tenant comes in the place of the one before, whose debts and level are not its own.
-    ///
-    /// # Errors
-    /// [`LevelRefused`], with what would fit; the tenant has what the one before had.
-    pub fn begin(
-        &self,
-        tenant: TenantId,
-        level: Option<&ServiceLevel>,
-    ) -> Result<(), LevelRefused> {
-        let mut shared = self.lock();
-        let share = shared.promise(tenant, level)?;
-        self.renew(&mut shared, tenant, share);
-        Ok(())
-    }
-
-    /// The same for the host that has the device, which takes what is promised to it; false where nothing is, or
-    /// another tenant of that host has it.
-    pub fn begin_own(&self, tenant: TenantId) -> bool {
-        let mut shared = self.lock();
-        let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
-        self.renew(&mut shared, tenant, share);
-        true
-    }
-
-    /// A tenant of the host that has the device takes what is promised to that from now on; false as for
-    /// [`begin_own`](PoolEngines::begin_own).
-    pub fn set_own(&self, tenant: TenantId) -> bool {
-        let mut shared = self.lock();
-        let Some(share) = shared.admission.take_reserved(tenant.0.into()) else { return false };
-        shared.sharing.set(tenant, share, self.now_ns());
-        self.work.notify_all();
-        true
-    }
-
-    fn renew(&self, shared: &mut Shared, tenant: TenantId, share: TenantShare) {
-        for message in shared.sharing.renew(tenant, share, self.now_ns()) {
-            shared.jobs.remove(&message.tag);
-        }
-        shared.estimates.retain(|(of, _), _| *of != tenant);
-        self.work.notify_all();
-    }
-
     /// Something was done for a tenant outside of the engines, and took so much time of a processor.
     pub fn charge(&self, tenant: TenantId, engine_ns: u64) {
         let now = self.now_ns();
@@ -352,6 +288,12 @@ impl PoolEngines {
     /// The same, in ticks of the processor's counter.
     pub fn charge_ticks(&self, tenant: TenantId, ticks: u64) {
         self.charge(tenant, self.rate().ns(ticks));
+    }
+
+    /// Whether a tenant owes so much that nothing more is to be done for it outside of the engines.
+    pub fn owes(&self, tenant: TenantId) -> bool {
+        let now = self.now_ns();
+        self.lock().sharing.owes(tenant, now)
     }
 
     /// How far a tenant got its minimum.
@@ -367,6 +309,7 @@ impl PoolEngines {
             shared.jobs.remove(&message.tag);
         }
         shared.admission.release(tenant.0.into());
+        shared.largest.remove(&tenant);
         shared.estimates.retain(|(of, _), _| *of != tenant);
     }
 
@@ -393,16 +336,6 @@ impl PoolEngines {
         self.lock().sharing.usage(tenant)
     }
 
-    /// What could still be promised; nothing before the pool is started.
-    pub fn room(&self) -> Option<LevelRoom> {
-        self.started.get().map(|_| self.lock().admission.room())
-    }
-
-    /// The level that a tenant has.
-    pub fn level(&self, tenant: TenantId) -> Option<ServiceLevel> {
-        self.lock().admission.level(tenant.0.into()).cloned()
-    }
-
     /// Operations whose engine failed.
     pub fn failed(&self) -> u64 {
         self.lock().failed
@@ -419,12 +352,13 @@ impl PoolEngines {
         for (job, done) in jobs {
             let tag = shared.next_tag;
             shared.next_tag += 1;
-            let factor = shared.factor(tenant, job.kind);
+            let KindEstimate { cost, output } =
+                shared.estimates.entry((tenant, job.kind)).or_default();
             let message = QueuedMessage {
                 tag,
                 ingress: job.input_length as u64,
-                egress: job.output_length as u64,
-                cost_ns: (job.profile_ns * factor) as u64,
+                egress: output.of(job.output_length as u64),
+                cost_ns: (job.profile_ns * cost.factor()) as u64,
                 granule: GRANULE,
                 done: done as u64,
             };

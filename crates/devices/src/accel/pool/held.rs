@@ -94,7 +94,7 @@ impl PoolEngines {
         shared.failed += held.failed;
         if shared.sharing.close(&held.turn, self.now_ns()) {
             let key = (held.turn.tenant, held.kind);
-            let estimate = shared.estimates.entry(key).or_default();
+            let estimate = &mut shared.estimates.entry(key).or_default().cost;
             // Not what is charged: that is more where an operation took less than the least.
             estimate.observe(held.profile_ns, engine_ns);
         }

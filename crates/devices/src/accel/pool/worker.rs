@@ -108,18 +108,20 @@ impl PoolEngines {
         }
         let engine_ns = scratch.clock.end(rate.ns(ticks::now().wrapping_sub(begun)));
         let each = engine_ns / (jobs.len() as u64).max(1);
-        let mut profile_ns = 0.0;
+        let (mut profile_ns, mut room) = (0.0, 0.0);
         let mut finished = Vec::new();
         for (done, job) in ran.iter().zip(jobs) {
             let Some(job) = job else { continue };
             let part = done.read as f64 / (job.input_length as f64).max(1.0);
-            profile_ns += job.profile_ns * if job.input_length == 0 { 1.0 } else { part };
+            let part = if job.input_length == 0 { 1.0 } else { part };
+            profile_ns += job.profile_ns * part;
+            room += job.output_length as f64 * part;
             if let Some(end) = job.account(each, done.status) {
                 finished.push((job, end));
             }
         }
         let egress = ran.iter().map(|done| done.written as u64).sum();
-        self.settle(&mut turn, jobs, TurnResult { engine_ns, egress }, profile_ns);
+        self.settle(&mut turn, jobs, TurnResult { engine_ns, egress }, (profile_ns, room));
         let failures =
             finished.iter().filter(|(_, end)| end.status == Status::EngineFailed).count();
         if failures > 0 {
@@ -130,16 +132,17 @@ impl PoolEngines {
         }
     }
 
-    /// Tells what a turn did, by the profiles about `profile_ns` of work; the engine is free.
+    /// Tells what a turn did, by the profiles about `profile_ns` of work, with `room` for its output; the engine is free.
     fn settle(
         &self,
         turn: &mut EngineTurn,
         jobs: &[Option<Arc<EngineJob>>],
         done: TurnResult,
-        profile_ns: f64,
+        (profile_ns, room): (f64, f64),
     ) {
         let mut shared = self.lock();
         shared.busy -= 1;
+        let held = shared.sharing.is_held(turn.tenant);
         // What was given up meanwhile does not come before the engines again: whoever looked for it there has not seen it.
         for (piece, job) in turn.pieces.iter_mut().zip(jobs) {
             piece.over |= job.as_ref().is_some_and(|job| job.is_given_up());
@@ -150,7 +153,13 @@ impl PoolEngines {
             && there
         {
             let key = (turn.tenant, job.kind);
-            shared.estimates.entry(key).or_default().observe(profile_ns, done.engine_ns);
+            let estimate = shared.estimates.entry(key).or_default();
+            estimate.cost.observe(profile_ns, done.engine_ns);
+            estimate.output.observe(room, done.egress);
+        }
+        if held && !shared.sharing.is_held(turn.tenant) {
+            // It spent less than was thought: engines may wait for its bounds that have nothing to wait for.
+            self.call(&shared, self.options.workers as usize);
         }
         for piece in turn.pieces.iter().filter(|piece| piece.over || !there) {
             shared.jobs.remove(&piece.message.tag);

@@ -75,6 +75,33 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     first.model(&folders).unwrap();
 }
 
+/// As after a restart in which operations are measured to be dearer: what was sold is more than there is.
+#[test]
+fn a_level_that_was_promised_is_kept_though_no_more_of_it_would_fit() {
+    let (configs, models) = functions("");
+    let [first, second, third] = &configs[..] else { panic!("there are three") };
+    let most = fits(&first.set_level(Some(TOO_MUCH), LentTo::Borrower).unwrap_err());
+    first.set_level(Some(&most), LentTo::Borrower).unwrap();
+    second.set_level(Some(&most), LentTo::Borrower).unwrap_err();
+    second.resume_level(Some(&most), LentTo::Borrower).unwrap();
+    let has =
+        |config: &Arc<dyn DeviceConfig>| config.level().is_some_and(|it| it.starts_with(&most));
+    assert!(has(first) && has(second), "{:?}", second.level());
+    // Who attaches again with it, and whose model is made anew, has it too.
+    second.change_level(Some(&most)).unwrap();
+    drop(models);
+    let folders = crate::Folders::new("/nowhere", "/nowhere");
+    let models: Vec<_> = configs.iter().map(|config| config.model(&folders).unwrap()).collect();
+    assert!(has(first) && has(second), "{:?}", second.level());
+    // Nothing more is promised, until there is room for it.
+    third.set_level(Some("sha256 8 Mbit/s"), LentTo::Borrower).unwrap_err();
+    first.set_level(None, LentTo::Nobody).unwrap();
+    third.set_level(Some("sha256 0 Mbit/s weight 2"), LentTo::Borrower).unwrap();
+    second.change_level(Some("sha256 8 Mbit/s")).unwrap();
+    third.change_level(Some("sha256 8 Mbit/s")).unwrap();
+    drop(models);
+}
+
 type Configs = Vec<Arc<dyn DeviceConfig>>;
 
 /// Functions of an accelerator with these keys, each with its model, and what of `sha256` fits beside what is promised.

@@ -248,3 +248,20 @@ fn each_refused_descriptor_of_a_flood_is_charged_and_many_share_a_turn() {
     // Many share a turn, so that the shaper has little work with them.
     assert!(flood.turns < 1000, "{flood:?}");
 }
+
+/// A tenant's messages have a thousand times the room that they fill, and its bound is of what comes out.
+#[test]
+fn an_output_that_was_estimated_too_high_holds_nobody_back() {
+    let pool = EnginePool::new(PoolOptions { workers: 2, ..PoolOptions::default() });
+    let mut tenant = Tenant::new(&pool, 1);
+    // The room of all messages together would take 200 s.
+    pool.set_level(TenantId(1), Some(&"sha3-512 0 op/s out 1 MB/s".parse().unwrap())).unwrap();
+    tenant.fill(&sends(Operation::Sha3_512, noise(64 << 10), 1, 200));
+    let begun = Instant::now();
+    while pool.usage(TenantId(1)).unwrap().operations < 200 {
+        tenant.poll();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", pool.usage(TenantId(1)));
+    }
+    let usage = pool.usage(TenantId(1)).unwrap();
+    assert!(usage.egress == 200 * 64 && usage.throttled_ns < 5_000_000_000, "{usage:?}");
+}
