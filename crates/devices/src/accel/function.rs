@@ -54,6 +54,8 @@ pub struct Front<M: Medium> {
     pub(super) pending: BTreeMap<u64, PendingOperation<M::Work>>,
     /// The queue pair that descriptors are taken from first: another one in each poll.
     first: u16,
+    /// A context was made in this poll, which may have taken long.
+    pub(super) created: bool,
     /// Some of those have no memory, because mappings changed.
     pub(super) memory_released: bool,
     /// The shadow doorbells say that it sleeps.
@@ -138,6 +140,7 @@ impl<M: Medium> Front<M> {
             queues: vec![QueuePair::default(); usize::from(QUEUES)],
             pending: BTreeMap::new(),
             first: 0,
+            created: false,
             memory_released: false,
             told_asleep: false,
         }
@@ -354,9 +357,14 @@ impl<M: Medium> Function for Front<M> {
             self.finish(bus, finished);
         }
         self.first = (self.first + 1) % QUEUES;
+        self.created = false;
         for number in (self.first..QUEUES).chain(0..self.first) {
             if self.queues[usize::from(number)].has_work() {
                 some |= self.take(bus, number);
+            }
+            if self.created {
+                // The other queues' may take as long, and are taken in the next polls.
+                break;
             }
         }
         // What its own thread has done meanwhile.

@@ -25,7 +25,7 @@ use rackbus_memory::{
 use rackbus_pci::{
     Bus, Function, MediumAccess, MediumOffer, MediumRefused, Operations, Work as Polled,
 };
-use rackbus_spec::accel::{Descriptor, STAGES, Status};
+use rackbus_spec::accel::{Descriptor, Operation, STAGES, Status};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
@@ -87,6 +87,12 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
 
     /// How many operations may begin now, where so many are under way.
     fn room(&self, under_way: usize) -> usize;
+
+    /// Whether a context may be made now: not while the tenant owes what making others took. Where that is not known
+    /// here, whoever makes it asks.
+    fn may_create(&mut self) -> bool {
+        true
+    }
 
     /// Begins an operation, which reaches memory from here on.
     ///
@@ -267,6 +273,11 @@ impl Ask {
             input_length: descriptor.input_length.into(),
             output_length: descriptor.output_length.into(),
         }
+    }
+
+    /// Whether it asks for a context.
+    fn creates(&self) -> bool {
+        self.kind == kind::RUN && self.stages[0] == Operation::CreateContext as u8
     }
 
     /// The descriptor, without addresses.

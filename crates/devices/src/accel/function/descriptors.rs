@@ -20,8 +20,14 @@ impl<M: Medium> Front<M> {
             let queue = &mut self.queues[usize::from(number)];
             let Some(descriptor) = queue.peek(bus) else { break };
             let looked = ticks::now();
+            let creates = descriptor.stages[0] == Operation::CreateContext as u8;
             let over = match waiting::look(bus, queue, &descriptor) {
                 NextDescriptor::NotYet => break,
+                NextDescriptor::Begin if creates && !self.medium.may_create() => {
+                    // What is behind it may need it, and waits too.
+                    queue.waits_until = Some(bus.now_ns);
+                    break;
+                }
                 NextDescriptor::Over(Ok(())) => Some(0),
                 // It costs what one costs that is refused.
                 NextDescriptor::Over(Err(status)) => {
@@ -39,7 +45,8 @@ impl<M: Medium> Front<M> {
                 self.complete(bus, number, descriptor.id, Status::Success, 0, value);
             }
             // Patterns may take long to compile, and who takes the function back waits for that.
-            if descriptor.stages[0] == Operation::CreateContext as u8 {
+            if creates {
+                self.created = true;
                 break;
             }
         }

@@ -1,7 +1,10 @@
 //! The engines of the same process.
 
+mod work;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rackbus_memory::ticks;
 use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
@@ -26,6 +29,8 @@ use super::super::{CLASS, MediumError};
 use super::port::PortState;
 use super::{Begun, Description, Medium, OperationOrder, Port, RefusedDescriptor};
 
+pub use work::LocalWork;
+
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
 pub const MOST: usize = 4096;
 
@@ -40,6 +45,8 @@ pub struct Local {
     pub(super) outbox: Arc<CompletionOutbox>,
     /// Where operations of a front elsewhere are counted; those of the function's own it counts itself.
     pub(super) operations: Operations,
+    /// Input bytes of the longest message that the tenant's level lets it send.
+    largest: Arc<AtomicU32>,
     /// For operations that the function's own thread does.
     own: OwnEngine,
     contexts: Contexts,
@@ -60,15 +67,6 @@ pub struct Local {
     pub(in super::super) files: Vec<OwnedFd>,
     /// What carries the operations of the port that is to be restored.
     session: Option<CarriedSession>,
-}
-
-/// An operation before the engines.
-pub struct LocalWork {
-    job: Arc<EngineJob>,
-    /// It does nothing but end with this status.
-    refused: Option<Status>,
-    /// The contexts that it uses, each with the handle that it had.
-    contexts: Vec<(u16, Arc<Context>)>,
 }
 
 /// What a saved function has beside its operations. What contexts are made of is in memory beside, and behind that
@@ -108,6 +106,7 @@ impl Local {
             tenant,
             outbox: Arc::new(CompletionOutbox::new()?),
             operations,
+            largest: pool.largest(tenant),
             own: OwnEngine::default(),
             contexts: Contexts::default(),
             left_keys: false,
@@ -119,6 +118,23 @@ impl Local {
             files: Vec::new(),
             session: None,
         })
+    }
+
+    /// Begins an operation that was not begun before, where its message is no longer than the tenant's level says.
+    ///
+    /// # Errors
+    /// The status that it ends with at once.
+    pub(super) fn begin_first(
+        &mut self,
+        order: &OperationOrder<'_>,
+        memory: impl FnOnce() -> Result<(Gather, Gather), Status>,
+    ) -> Result<Begun<LocalWork>, Status> {
+        let first = order.plan.operations()[0];
+        let is_message = !matches!(first, Operation::CreateContext | Operation::DestroyContext);
+        if is_message && order.descriptor.input_length > self.largest.load(Ordering::Relaxed) {
+            return Err(Status::InvalidField);
+        }
+        self.start(order, memory()?, 0)
     }
 
     /// Begins an operation on this memory, of which `done` bytes were done in an earlier life.
@@ -257,26 +273,6 @@ impl Local {
     }
 }
 
-impl LocalWork {
-    /// Nothing touches its memory on return.
-    pub(super) fn release_memory(&self) {
-        // What was refused has none, and needs none to end.
-        if self.refused.is_none() {
-            self.job.release_memory();
-        }
-    }
-
-    /// The status with which it is going to end that was refused.
-    pub(super) fn refused(&self) -> Option<Status> {
-        self.refused
-    }
-
-    /// Nothing touches its memory on return, and it does not end.
-    pub(super) fn cancel(&self) {
-        self.job.cancel();
-    }
-}
-
 impl Medium for Local {
     type Work = LocalWork;
     type SavedWork = SavedLocalWork;
@@ -305,11 +301,14 @@ impl Medium for Local {
             // Nor do long lists keep others waiting.
             self.own.release(&self.pool);
         }
-        let memory = match order.plan.operations()[0] {
-            Operation::DestroyContext => Default::default(),
-            _ => request::memory(dma, order.descriptor)?,
-        };
-        self.start(order, memory, 0)
+        self.begin_first(order, || match order.plan.operations()[0] {
+            Operation::DestroyContext => Ok(Default::default()),
+            _ => request::memory(dma, order.descriptor),
+        })
+    }
+
+    fn may_create(&mut self) -> bool {
+        !self.pool.owes(self.tenant)
     }
 
     fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<LocalWork> {

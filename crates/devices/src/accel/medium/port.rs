@@ -4,6 +4,7 @@
 //! One that breaks the rules is not listened to any more. What it may change while engines read it, its input, is
 //! as hostile as memory of a tenant is, and read as that.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
@@ -19,6 +20,7 @@ use super::super::function::count;
 use super::super::gather::Gather;
 use super::super::job::FinishedJob;
 use super::super::request::check;
+use super::super::waiting;
 use super::local::{Local, LocalWork};
 use super::{
     Answer, Ask, Begun, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS, STOP, input_tag,
@@ -35,12 +37,21 @@ pub struct Port {
     exchange: Exchange,
     /// Operations under way, by slot.
     slots: Vec<Option<Slot>>,
+    /// Questions for contexts, which wait until their tenant has paid for those before. Others pass by them.
+    held: VecDeque<Ask>,
     /// The front is not listened to any more.
     over: bool,
     /// The port was saved, and nothing happened since: engines have released the places for data.
     memory_released: bool,
     /// Of the exchange's event and the engines': whoever polls waits for one descriptor.
     either: OwnedFd,
+}
+
+/// Whether an operation was begun in an earlier life: what was allowed then, is done.
+#[derive(Debug, Clone, Copy)]
+enum Begins {
+    First,
+    Again,
 }
 
 /// An operation under way.
@@ -92,7 +103,14 @@ impl Port {
         let either = either_of([Some(exchange.as_fd()), Some(event)]);
         let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
         let slots = (0..SLOTS).map(|_| None).collect();
-        Ok(Port { exchange, slots, over: false, memory_released: false, either })
+        Ok(Port {
+            exchange,
+            slots,
+            held: VecDeque::new(),
+            over: false,
+            memory_released: false,
+            either,
+        })
     }
 
     /// What is not answered, to be done again by whoever [resumes](Port::resume) it, and what that needs of the
@@ -113,7 +131,8 @@ impl Port {
         self.answer_refused(local, bus);
         self.exchange.ring();
         let files = self.exchange.pass_on()?;
-        let asks = self.slots.iter().flatten().map(|slot| slot.ask.as_bytes().to_vec());
+        let asks = self.slots.iter().flatten().map(|slot| &slot.ask).chain(&self.held);
+        let asks = asks.map(|ask| ask.as_bytes().to_vec());
         let orphaned = self.slots.iter().flatten().filter(|slot| local.is_orphaned(&slot.work));
         let orphaned = orphaned.map(|slot| slot.ask.slot.get()).collect();
         Ok((PortState { asks: asks.collect(), over: self.over, orphaned }, files))
@@ -149,7 +168,7 @@ impl Port {
                     port.answer(slot, Status::InvalidContext, 0, 0);
                     return true;
                 }
-                let taken = port.take(local, bus, &ask);
+                let taken = port.take(local, bus, &ask, Begins::Again);
                 local.submit(ask.queue.into());
                 taken
             });
@@ -168,13 +187,29 @@ impl Port {
             self.take_up(local);
         }
         let mut done = self.answer_finished(local, bus);
-        let mut message = [0; MESSAGE_BYTES];
-        let mut queue = 0;
+        done += self.take_messages(local, bus);
+        done += self.answer_finished(local, bus);
+        if done > 0 {
+            self.exchange.ring();
+            return Polled::Done;
+        }
+        if !self.held.is_empty() {
+            return Polled::Asleep(Some(bus.now_ns + waiting::LOOK_NS));
+        }
+        match self.exchange.is_closed() && self.is_idle() {
+            true => Polled::Asleep(None),
+            false => Polled::Idle,
+        }
+    }
+
+    /// Takes questions; how many that were. One that has a context made is the last, for that may take long.
+    fn take_messages(&mut self, local: &mut Local, bus: &Bus<'_>) -> usize {
+        let (mut done, mut queue) = (0, 0);
         for nth in 0..TURN {
             if self.over {
                 break;
             }
-            let Some(length) = self.exchange.receive(&mut message) else { break };
+            let Some(ask) = self.next_ask(local) else { break };
             if nth == 0 {
                 bus.user.before_access();
             }
@@ -184,50 +219,73 @@ impl Port {
                 break;
             }
             done += 1;
-            let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
+            let creates = ask.is_some_and(|ask| ask.creates()) && local.may_create();
             let taken = ask.is_some_and(|ask| {
                 if u16::from(ask.queue) != queue {
                     // Engines know of operations by their queue pair.
                     local.submit(queue);
                     queue = ask.queue.into();
                 }
-                self.take(local, bus, &ask)
+                match ask.creates() && !creates {
+                    true => self.hold(ask),
+                    false => self.take(local, bus, &ask, Begins::First),
+                }
             });
             if !taken {
                 tracing::warn!("a front violates the protocol and is disconnected");
                 self.close();
             }
+            if creates {
+                break;
+            }
         }
         local.submit(queue);
-        done += self.answer_finished(local, bus);
-        if done > 0 {
-            self.exchange.ring();
-            return Polled::Done;
+        done
+    }
+
+    /// What was held and may begin now, or the next message, as the question that it is, if it is one; nothing where
+    /// there is no message.
+    fn next_ask(&mut self, local: &mut Local) -> Option<Option<Ask>> {
+        if !self.held.is_empty() && local.may_create() {
+            return Some(self.held.pop_front());
         }
-        match self.exchange.is_closed() && self.is_idle() {
-            true => Polled::Asleep(None),
-            false => Polled::Idle,
-        }
+        let mut message = [0; MESSAGE_BYTES];
+        let length = self.exchange.receive(&mut message)?;
+        Some(message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok()))
+    }
+
+    /// Keeps a question until its tenant owes nothing more; false when it is none that there can be.
+    fn hold(&mut self, ask: Ask) -> bool {
+        let possible = self.is_possible(&ask);
+        self.held.extend(possible.then_some(ask));
+        possible
+    }
+
+    /// Whether an operation can be begun as a question says: in a slot that is free, with room for its data.
+    fn is_possible(&self, ask: &Ask) -> bool {
+        let slot = ask.slot.get();
+        let is_free = self.slots.get(usize::from(slot)).is_some_and(Option::is_none);
+        let is_held = self.held.iter().any(|held| held.slot.get() == slot);
+        let fits = ask.input_length.get() as usize <= LAYOUT.data_bytes
+            && ask.output_length.get() as usize <= LAYOUT.data_bytes;
+        is_free && !is_held && fits && u16::from(ask.queue) < QUEUES
     }
 
     fn is_idle(&self) -> bool {
-        self.slots.iter().all(Option::is_none)
+        self.held.is_empty() && self.slots.iter().all(Option::is_none)
     }
 
     /// Takes a question; false when it is none that there can be.
-    fn take(&mut self, local: &mut Local, bus: &Bus<'_>, ask: &Ask) -> bool {
+    fn take(&mut self, local: &mut Local, bus: &Bus<'_>, ask: &Ask, begins: Begins) -> bool {
         let slot = ask.slot.get();
         match ask.kind {
             kind::STOP if slot == STOP => self.stop(local),
             kind::RUN => {
-                let is_free = self.slots.get(usize::from(slot)).is_some_and(Option::is_none);
-                let fits = ask.input_length.get() as usize <= LAYOUT.data_bytes
-                    && ask.output_length.get() as usize <= LAYOUT.data_bytes;
-                if !is_free || !fits || u16::from(ask.queue) >= QUEUES {
+                if !self.is_possible(ask) {
                     return false;
                 }
                 let (number, since) = (local.number(), ticks::now());
-                let begun = self.begin(local, number, ask).unwrap_or_else(|status| {
+                let begun = self.begin(local, number, ask, begins).unwrap_or_else(|status| {
                     local.refuse(RefusedDescriptor { number, begun: since }, status)
                 });
                 match begun {
@@ -254,6 +312,7 @@ impl Port {
         local: &mut Local,
         number: u64,
         ask: &Ask,
+        begins: Begins,
     ) -> Result<Begun<LocalWork>, Status> {
         let descriptor = ask.descriptor();
         let plan = check(&descriptor)?;
@@ -267,7 +326,10 @@ impl Port {
             descriptor: &descriptor,
             plan: &plan,
         };
-        let begun = local.start(&order, memory, 0);
+        let begun = match begins {
+            Begins::First => local.begin_first(&order, || Ok(memory)),
+            Begins::Again => local.start(&order, memory, 0),
+        };
         if plan.operations()[0] == Operation::CreateContext
             && let Some((input, _)) = self.memory(ask)
         {
@@ -351,6 +413,9 @@ impl Port {
 
     /// The front begins anew.
     fn stop(&mut self, local: &mut Local) {
+        for ask in std::mem::take(&mut self.held) {
+            self.answer(ask.slot.get(), Status::EngineFailed, 0, 0);
+        }
         for slot in 0..SLOTS {
             if let Some(Slot { work, .. }) = self.slots[usize::from(slot)].take() {
                 work.cancel();
@@ -379,6 +444,7 @@ impl Port {
 
     /// Nobody hears of what is under way.
     fn give_up(&mut self) {
+        self.held.clear();
         for slot in &mut self.slots {
             if let Some(Slot { work, .. }) = slot.take() {
                 work.cancel();

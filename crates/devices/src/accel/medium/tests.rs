@@ -15,6 +15,7 @@ use rackbus_spec::pcie::Command;
 use super::super::{Accelerator, CLASS, EnginePool, PoolOptions};
 use super::*;
 
+mod bounds;
 mod hostile;
 mod stored;
 mod succession;

@@ -63,6 +63,35 @@ fn a_front_that_breaks_the_rules_is_not_listened_to_any_more() {
     assert_eq!(answer.status.get(), Status::InvalidOperation as u16);
 }
 
+/// Patterns may take long to compile, and who takes the function back waits no longer than for one.
+#[test]
+fn of_many_contexts_that_are_asked_for_a_poll_makes_one() {
+    let (mut lender, mut front) = by_hand();
+    for slot in 0..32 {
+        front.data(input_tag(slot), 32).unwrap().get().fill(5);
+        let asked = Ask {
+            slot: slot.into(),
+            kind: kind::RUN,
+            queue: slot as u8 % 8,
+            stages: [Operation::CreateContext as u8, Operation::Aes256Ctr as u8, 0, 0],
+            input_length: 32.into(),
+            ..Ask::default()
+        };
+        front.send(asked.as_bytes(), Some((input_tag(slot), 32))).unwrap();
+    }
+    front.ring();
+    let (mut message, mut answered) = ([0; rackbus_memory::exchange::MESSAGE_BYTES], 0);
+    let begun = Instant::now();
+    while answered < 32 {
+        let now = lender.clock();
+        lender.poll(now);
+        let came = std::iter::from_fn(|| front.receive(&mut message)).count();
+        assert!(came <= 1, "{came} at once");
+        answered += came;
+        assert!(begun.elapsed() < Duration::from_secs(20), "{answered} answers");
+    }
+}
+
 #[test]
 fn a_lender_that_breaks_the_rules_is_lost() {
     let answer = |slot: u16, status: u16, written: u32| Answer {
