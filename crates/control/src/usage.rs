@@ -45,6 +45,20 @@ impl LeaseReport {
         })
     }
 
+    /// The same with what the lease used before, of a function that was begun anew meanwhile and counts from there.
+    #[must_use]
+    pub fn after(mut self, before: &LeaseReport) -> LeaseReport {
+        for (kind, counts) in &before.operations {
+            let later = self.operations.entry(kind.clone()).or_default();
+            *later = all([counts, &*later].into_iter());
+        }
+        for (name, count) in &before.shaping {
+            let later = self.shaping.entry(name.clone()).or_default();
+            *later = later.saturating_add(*count);
+        }
+        self
+    }
+
     /// What the shaper counted under this name.
     pub fn shaped(&self, name: &str) -> u64 {
         self.shaping.get(name).copied().unwrap_or_default()
@@ -91,6 +105,14 @@ impl LeaseReport {
     }
 }
 
+/// Whether a function counts from the beginning again: something of `now` is less than it was at `seen`.
+pub fn began_anew(seen: &DeviceReport, now: &DeviceReport) -> bool {
+    let done = |report: &DeviceReport, kind| report.operations.get(kind).map_or(0, |it| it.done);
+    let count = |report: &DeviceReport, name| report.shaping.get(name).copied().unwrap_or(0);
+    seen.operations.keys().any(|kind| done(now, kind) < done(seen, kind))
+        || seen.shaping.keys().any(|name| count(now, name) < count(seen, name))
+}
+
 /// Operations of several kinds in one distribution.
 pub fn all<'a>(kinds: impl Iterator<Item = &'a OperationReport>) -> OperationReport {
     kinds.fold(OperationReport::default(), |mut all, counts| {
@@ -135,5 +157,21 @@ mod tests {
         let end = "of the minimum of `zstd 8 Mbit/s` it got 97.5 %, and less than that in 1 of 3 s";
         assert!(said.contains("2.000 s of engines") && said.ends_with(end), "{said}");
         assert_eq!(LeaseReport::between(4, &begun, &report(9, &[])), None);
+    }
+
+    #[test]
+    fn what_was_used_before_a_function_began_anew_is_added() {
+        let seen = report(5, &[("engine_ns", 10), ("windows", 2)]);
+        assert!(!began_anew(&seen, &report(5, &[("engine_ns", 10), ("windows", 3)])));
+        assert!(began_anew(&seen, &report(5, &[("engine_ns", 9), ("windows", 3)])));
+        assert!(began_anew(&seen, &report(4, &[("engine_ns", 10), ("windows", 2)])));
+        assert!(began_anew(&seen, &report(5, &[])));
+        let before = LeaseReport::between(4, &DeviceReport::default(), &seen).unwrap();
+        let later = report(3, &[("engine_ns", 4), ("turns", 1)]);
+        let used =
+            LeaseReport::between(4, &DeviceReport::default(), &later).unwrap().after(&before);
+        assert_eq!(used.all_operations().latency, [0, 0, 8]);
+        let sums = [("engine_ns", 14), ("turns", 1), ("windows", 2)];
+        assert!(sums.into_iter().all(|(name, sum)| used.shaped(name) == sum), "{used:?}");
     }
 }
