@@ -160,7 +160,7 @@ pub trait DeviceConfig: Debug + Send + Sync {
     }
 
     /// Promises its user another service level from now on, or what the rack file says. One that cannot be kept
-    /// changes nothing.
+    /// changes nothing; the one that it has is kept in any case.
     ///
     /// # Errors
     /// As [`set_level`](DeviceConfig::set_level).
@@ -168,11 +168,11 @@ pub trait DeviceConfig: Debug + Send + Sync {
         no_levels(level)
     }
 
-    /// A user continues with a model that was [resumed](DeviceConfig::resume): promises it this service level. What
-    /// it waits for is done.
+    /// A user continues with a model that was [resumed](DeviceConfig::resume): promises it this service level, which it
+    /// had before, whether it fits now or not. What it waits for is done.
     ///
     /// # Errors
-    /// As [`set_level`](DeviceConfig::set_level).
+    /// Why no such level can be kept.
     fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
         no_levels(level)
     }

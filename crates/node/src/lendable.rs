@@ -66,10 +66,11 @@ pub trait Lendable: Debug + Send + Sync {
         no_levels(level)
     }
 
-    /// Promises a user that continues with what was [resumed](Lendable::resume) this service level.
+    /// Promises a user that continues with what was [resumed](Lendable::resume) this service level, which it had before,
+    /// whether it fits now or not.
     ///
     /// # Errors
-    /// As [`set_level`](Lendable::set_level).
+    /// Why no such level can be kept.
     fn resume_level(&self, level: Option<&str>, _to: LentTo) -> Result<(), String> {
         no_levels(level)
     }

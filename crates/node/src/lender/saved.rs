@@ -217,16 +217,18 @@ impl LentFunctions {
         let resumed = lent.lendable.resume(saved, user)?;
         let holder = self.fence.lock().holder(&lent.name).cloned();
         if let Some(holder) = &holder {
-            // Who has the function keeps it, with a share of what is left if the promise cannot be kept.
+            // Who has the function keeps it, with a share of what is left if the promise cannot be kept, and attaches
+            // again with that.
             let to = self.lent_to(Some(holder));
-            if let Err(reason) = lent.lendable.resume_level(level.as_deref(), to) {
+            let kept = lent.lendable.resume_level(level.as_deref(), to);
+            if let Err(reason) = &kept {
                 tracing::error!(
                     device = lent.name,
                     reason,
                     "a guaranteed service level cannot be kept after the restart"
                 );
             }
-            *lent.promised() = level;
+            *lent.promised() = level.filter(|_| kept.is_ok());
         }
         let carried = session;
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
