@@ -301,8 +301,9 @@ mod tests {
             .flat_map(|it| it.iter())
             .map(|it| (it.device.as_str(), it.fits.as_deref()))
             .collect();
+        // Of the least, such a burst is more than a tenth of a second.
         let (most, least) =
-            ("copy 3 Gbit/s message 4 KiB burst 65536", "copy 1 Mbit/s message 4 KiB burst 65536");
+            ("copy 3 Gbit/s message 4 KiB burst 65536", "copy 1 Mbit/s message 4 KiB");
         let expected = [
             ("gamma/a", Some(most)),
             ("beta/a", Some(least)),
