@@ -265,3 +265,19 @@ fn an_output_that_was_estimated_too_high_holds_nobody_back() {
     let usage = pool.usage(TenantId(1)).unwrap();
     assert!(usage.egress == 200 * 64 && usage.throttled_ns < 5_000_000_000, "{usage:?}");
 }
+
+/// Each may take long to make, and whoever takes the function back waits for one at most.
+#[test]
+fn a_poll_takes_up_one_context_in_whichever_queue_it_is() {
+    let pool = EnginePool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    tenant.fill(&sends(Operation::CreateContext, vec![5; 32], 4, 2));
+    let (mut polls, mut ended, begun) = (0, 0, Instant::now());
+    while ended < 8 {
+        tenant.poll();
+        polls += 1;
+        ended = pool.usage(TenantId(1)).unwrap().operations;
+        assert!(ended <= polls, "{ended} in {polls} polls");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{ended} have ended");
+    }
+}
