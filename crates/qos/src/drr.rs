@@ -93,7 +93,7 @@ impl<K: Copy + Ord> Drr<K> {
         i64::try_from(served.saturating_mul(u128::from(weight)) / all).unwrap_or(i64::MAX)
     }
 
-    /// A member has work. Of what it owed, its [part](Drr::paid) of the time since it left is paid, where
+    /// A member has work. Of what it owed, its part of the time since it left is paid, where
     /// `parallel` are served at a time.
     pub fn wake(&mut self, key: K, now: u64, parallel: u32) {
         let Some(member) = self.members.get(&key).filter(|member| !member.listed) else { return };

@@ -111,6 +111,30 @@ impl ServiceLevel {
         (ingress, ingress * f64::from(self.ratio) / 1000.0)
     }
 
+    /// The longest burst that there may be. It comes before all others' minima, whatever these are; in bytes it is as
+    /// much engine time as messages of this size take, however many that are.
+    fn longest_burst(&self) -> u64 {
+        let one = match (self.min.unit, self.min.per_second) {
+            (_, 0) => return u64::MAX,
+            (RateUnit::Bytes, _) => self.message,
+            (RateUnit::Operations, _) => 1,
+        };
+        one.max(self.min.per_second / BURSTS)
+    }
+
+    /// Reads a level that was accepted before, maybe by an earlier version, which let bursts be longer: it is kept, with
+    /// as long a burst as there may be now.
+    ///
+    /// # Errors
+    /// As of [`from_str`](str::parse), but for the burst.
+    pub fn accepted(text: &str) -> Result<ServiceLevel, LevelError> {
+        let level = ServiceLevel::read(text)?;
+        let burst = level.burst.min(level.longest_burst());
+        let level = ServiceLevel { burst, ..level };
+        level.check()?;
+        Ok(level)
+    }
+
     /// Refuses what contradicts itself.
     ///
     /// # Errors
@@ -137,15 +161,8 @@ impl ServiceLevel {
         if [self.max, self.ingress, self.egress].contains(&Some(0)) {
             return wrong("a bound of 0 lets nothing through");
         }
-        // What may come at once comes before all others' minima, whatever these are; in bytes it is as much engine time
-        // as messages of this size take, however many that are.
-        let one = match self.min.unit {
-            RateUnit::Bytes => self.message,
-            RateUnit::Operations => 1,
-        };
-        let most = one.max(min / BURSTS);
-        if min > 0 && self.burst > most {
-            let Self { burst, .. } = self;
+        let (burst, most) = (self.burst, self.longest_burst());
+        if burst > most {
             return wrong(format!("a burst of {burst} is more than {most}, a tenth of a second"));
         }
         if self.max.is_some_and(|max| max < min) {
@@ -242,6 +259,15 @@ impl FromStr for ServiceLevel {
     type Err = LevelError;
 
     fn from_str(text: &str) -> Result<ServiceLevel, LevelError> {
+        let level = ServiceLevel::read(text)?;
+        level.check()?;
+        Ok(level)
+    }
+}
+
+impl ServiceLevel {
+    /// What a text says, contradictions included.
+    fn read(text: &str) -> Result<ServiceLevel, LevelError> {
         let mut words = text.split_whitespace().peekable();
         let engine = words.next().unwrap_or_default();
         let mut value = || {
@@ -282,7 +308,6 @@ impl FromStr for ServiceLevel {
             }
         }
         level.largest = largest.unwrap_or(level.largest);
-        level.check()?;
         Ok(level)
     }
 }
@@ -337,6 +362,17 @@ mod tests {
         assert_eq!((level.ingress, level.egress), (Some(1_375_000_000), Some(500_000_000)));
         let json = serde_json::to_string(&level).unwrap();
         assert_eq!(serde_json::from_str::<ServiceLevel>(&json).unwrap(), level);
+    }
+
+    /// A lease of an earlier version goes on with its minimum.
+    #[test]
+    fn a_level_that_was_accepted_before_is_kept_with_a_shorter_burst() {
+        let text = "deflate 1 B/s message 1 B burst 1 MiB";
+        text.parse::<ServiceLevel>().unwrap_err();
+        let kept = ServiceLevel::accepted(text).unwrap();
+        assert_eq!((kept.burst, kept.min.per_second), (1, 1));
+        assert_eq!(kept.to_string().parse(), Ok(kept));
+        ServiceLevel::accepted("deflate 0").unwrap_err();
     }
 
     #[test]

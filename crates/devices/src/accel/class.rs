@@ -151,8 +151,9 @@ struct Promised {
     own: bool,
 }
 
+/// A level that the control plane has accepted.
 fn parsed(level: Option<&str>) -> Result<Option<ServiceLevel>, String> {
-    level.map(str::parse::<ServiceLevel>).transpose().map_err(|error| error.to_string())
+    level.map(ServiceLevel::accepted).transpose().map_err(|error| error.to_string())
 }
 
 impl AcceleratorFunction {
