@@ -155,14 +155,15 @@ impl TenantArbiter {
     }
 
     /// Whether a tenant owes so much that nothing more is to be done for it outside of turns: more than a turn, which
-    /// everybody owes after one.
+    /// everybody owes after one. The smallest piece of a message may take longer than a slice.
     pub fn owes(&mut self, id: TenantId, now: u64) -> bool {
         let SharingSettings { slice_ns, workers, .. } = self.settings;
         let Some(tenant) = self.tenants.get_mut(&id) else { return false };
         // As it would be charged.
         let guaranteed = tenant.guaranteed_at(now) <= now;
         let level = if guaranteed { Level::Guaranteed } else { Level::Rest };
-        self.levels[level as usize].owed(id, tenant.waiting > 0, now, workers) > slice_ns
+        let turn = slice_ns.max(tenant.last_turn_ns);
+        self.levels[level as usize].owed(id, tenant.waiting > 0, now, workers) > turn
     }
 
     /// Engine time that a tenant owes, in nanoseconds.
@@ -330,6 +331,7 @@ impl TenantArbiter {
         };
         tenant.settle(turn.guaranteed, turn.estimated, actual);
         tenant.got(actual, now);
+        tenant.last_turn_ns = actual.engine_ns;
         tenant.turns.settle(turn.queue, turn.estimated.engine_ns, actual.engine_ns);
         let usage = &mut tenant.usage;
         usage.operations += turn.pieces.iter().filter(|piece| piece.over).count() as u64;
@@ -436,6 +438,7 @@ impl TenantArbiter {
         tenant.note(now);
         tenant.usage.turns += 1;
         tenant.turns.charge(queue, turn.estimated.engine_ns);
+        tenant.last_turn_ns = turn.estimated.engine_ns;
         self.levels[level as usize].charge(id, turn.estimated.engine_ns);
         Some(turn)
     }

@@ -122,6 +122,8 @@ pub(crate) struct Tenant {
     pub(crate) turns: Drr<u16>,
     pub(crate) queues: BTreeMap<u16, VecDeque<QueuedMessage>>,
     pub(crate) waiting: usize,
+    /// Engine time that its last turn was charged with.
+    pub(crate) last_turn_ns: u64,
     /// When it is looked at again: for its limits, and for its guarantee.
     pub(crate) timers: [Option<u64>; 2],
     /// Since when its limits hold it back.
@@ -151,6 +153,7 @@ impl Tenant {
             turns: Drr::new(slice_ns),
             queues: BTreeMap::new(),
             waiting: 0,
+            last_turn_ns: 0,
             timers: [None; 2],
             throttled_since: None,
             usage: Usage::default(),

@@ -74,7 +74,8 @@ impl Using {
 
     /// Whether its memory has no owner any more.
     pub(crate) fn gone(&self) -> bool {
-        self.0.is_left() || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
+        self.0.far_end().is_some_and(Watch::lost)
+            || self.0.transfers.load(Ordering::Acquire) & REMOVED != 0
     }
 }
 

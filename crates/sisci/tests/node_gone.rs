@@ -2,15 +2,19 @@
 
 mod support;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_attach::{InterruptError, Location, Session};
 use support::Rack;
 
 /// Where the process that has the nodes says in which folder they are.
 const SAYS: &str = "RACKBUS_TEST_NODES";
+
+/// How long nodes may take to start, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Nodes in a process of their own, which can be killed.
 struct Nodes {
@@ -24,8 +28,12 @@ impl Nodes {
         let says = folder.path().join("nodes");
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(SAYS, &says).stdout(Stdio::null());
-        let process = command.spawn().unwrap();
+        // It ends when this process does, however that comes: nobody writes any more then.
+        let mut process = command.stdin(Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
         while !says.exists() {
+            let ended = process.try_wait().unwrap();
+            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "no nodes: {ended:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
         let run_dir = PathBuf::from(std::fs::read_to_string(&says).unwrap());
@@ -54,9 +62,8 @@ fn be_nodes() {
     let written = Path::new(&says).with_extension("new");
     std::fs::write(&written, rack.location("alpha").run_dir.to_str().unwrap()).unwrap();
     std::fs::rename(written, says).unwrap();
-    loop {
-        std::thread::park();
-    }
+    let _ = std::io::stdin().read(&mut [0]);
+    std::process::exit(0);
 }
 
 #[test]

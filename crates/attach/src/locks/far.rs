@@ -61,8 +61,9 @@ impl Asking {
 /// What a refusal says to who waits: only what may be otherwise by itself is worth waiting for.
 fn failure(refusal: &Refusal) -> LockError {
     match refusal {
-        Refusal::NotResponding | Refusal::Busy => LockError::TimedOut,
-        Refusal::TooMany(_) => LockError::TooMany,
+        Refusal::TooMany(MOST_FAR_LOCKS) => LockError::TooMany,
+        // So many questions at a time: there are fewer soon.
+        Refusal::NotResponding | Refusal::Busy | Refusal::TooMany(_) => LockError::TimedOut,
         _ => LockError::Closed,
     }
 }

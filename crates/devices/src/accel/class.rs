@@ -175,6 +175,7 @@ impl AcceleratorFunction {
             && let Err(reason) = self.pool.keep_level(self.tenant, level)
         {
             // Who goes on keeps the function, with a share of what is left.
+            let _ = self.pool.set_level(self.tenant, None);
             tracing::error!(function = self.name, %reason, "a guaranteed service level cannot be kept any more");
         }
         function.bring(medium);
@@ -238,6 +239,7 @@ impl DeviceConfig for AcceleratorFunction {
         }
         if set.is_ok() || to == LentTo::Nobody {
             *promised = Promised { asked, own };
+            self.pool.hold_level(self.tenant, promised.asked.is_some());
         }
         set.map_err(|refused| refused.to_string())
     }
@@ -247,16 +249,18 @@ impl DeviceConfig for AcceleratorFunction {
         let mut promised = self.promised();
         let taken = promised.own && asked.is_none() && self.pool.set_own(self.tenant);
         let level = asked.as_ref().or(self.level.as_ref());
+        let has = self.pool.level(self.tenant);
         let set = match level {
             _ if taken => Ok(()),
-            // It has that already, and keeps it.
-            Some(level) if promised.asked.as_ref() == Some(level) => {
+            // It has that already, or had it before the model was made anew, and keeps it.
+            Some(level) if [&has, &promised.asked].contains(&&Some(level.clone())) => {
                 self.pool.keep_level(self.tenant, level)
             }
             level => self.pool.set_level(self.tenant, level),
         };
         if set.is_ok() {
             promised.asked = asked;
+            self.pool.hold_level(self.tenant, promised.asked.is_some());
         }
         set.map_err(|refused| refused.to_string())
     }

@@ -9,7 +9,7 @@ mod levels;
 mod wipe;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -106,6 +106,8 @@ struct Started {
 struct Shared {
     sharing: EngineSharing,
     admission: LevelAdmission,
+    /// Tenants whose level stays promised while their functions have no model.
+    held: BTreeSet<TenantId>,
     jobs: BTreeMap<u64, Arc<EngineJob>>,
     estimates: BTreeMap<(TenantId, u8), KindEstimate>,
     /// Input bytes of a tenant's longest message, by its level: for those who look without asking here.
@@ -168,6 +170,7 @@ impl EnginePool {
             shared: Mutex::new(Shared {
                 sharing: EngineSharing::new(shaping, settings),
                 admission: LevelAdmission::new(capacity, BTreeMap::new()).with_shaping(shaping),
+                held: BTreeSet::new(),
                 jobs: BTreeMap::new(),
                 estimates: BTreeMap::new(),
                 largest: BTreeMap::new(),
@@ -302,13 +305,16 @@ impl PoolEngines {
         self.lock().sharing.kept(tenant, now)
     }
 
-    /// A tenant goes: what it waits for is not done any more. Its level is free.
+    /// A tenant goes: what it waits for is not done any more. Its level is free, unless it is
+    /// [held](PoolEngines::hold_level).
     pub fn leave(&self, tenant: TenantId) {
         let mut shared = self.lock();
         for message in shared.sharing.remove(tenant) {
             shared.jobs.remove(&message.tag);
         }
-        shared.admission.release(tenant.0.into());
+        if !shared.held.contains(&tenant) {
+            shared.admission.release(tenant.0.into());
+        }
         shared.largest.remove(&tenant);
         shared.estimates.retain(|(of, _), _| *of != tenant);
     }

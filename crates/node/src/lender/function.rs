@@ -121,9 +121,13 @@ impl Lent {
             ..DeviceReport::default()
         };
         drop(seen);
+        // Before the counters are read: those that somebody else read later must not come first, or these would look as
+        // if the function had begun anew.
+        let mut tenancy = self.tenancy();
         let mut report = self.lendable.describe(report);
         let lease = self.fence.lock().admitted(&self.name).map(|holder| holder.lease);
-        (report.lease, report.last_lease) = self.tenancy().reports(lease, &report);
+        (report.lease, report.last_lease) = tenancy.reports(lease, &report);
+        drop(tenancy);
         report
     }
 

@@ -28,15 +28,22 @@ fn loss_by(error: &LinkError) -> Loss {
     }
 }
 
+/// So many parties of a lock fit into any question.
+const SHORT_PARTIES: usize = 64;
+
 /// Bytes of a question that goes to another node, at most: between machines it has a head.
 const MOST_ASKED: usize = MAX_PACKET - 64;
 
 /// Whether a message is longer than what another node receives. One that came in part would be taken for malformed, and the
 /// conversation of all processes here with that node would end.
 pub(super) fn is_too_long(ask: &ConnectorMessage) -> bool {
-    // All others have the same few bytes, whatever they say.
-    matches!(ask, ConnectorMessage::Question { what: Question::Lock { .. }, .. })
-        && encode(ask).len() > MOST_ASKED
+    // All others have the same few bytes, whatever they say; so have locks of few parties.
+    match ask {
+        ConnectorMessage::Question { what: Question::Lock { request, .. }, .. } => {
+            request.operation.parties().len() > SHORT_PARTIES && encode(ask).len() > MOST_ASKED
+        }
+        _ => false,
+    }
 }
 
 /// The answer in the owner's place to a question that is not sent.

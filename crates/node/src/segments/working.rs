@@ -14,14 +14,50 @@ use crate::sequencer::essential_thread;
 /// Threads that work at once, at most.
 const MOST: usize = 4;
 
+/// Threads that do what may take long, at most: what takes a moment waits for none of that.
+const MOST_LONG: usize = MOST - 1;
+
+/// A copy of more bytes takes long.
+const SHORT: u64 = 64 << 20;
+
 /// A piece of work.
 type Job = Box<dyn FnOnce() + Send>;
+
+/// How a piece of work stands to others: what comes first is done first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Urgency {
+    /// A copy that takes a moment. Who writes to the memory stands still meanwhile.
+    Short,
+    /// A copy that takes longer.
+    Long,
+    /// Nobody stands still for it.
+    Later,
+}
 
 /// What is to be done, and how many threads do it now.
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    /// By [`Urgency`].
+    jobs: [VecDeque<Job>; 3],
     working: usize,
+    /// As many of those do what may take long.
+    long: usize,
+}
+
+impl Queue {
+    /// What is done next, and whether it may take long.
+    fn take(&mut self) -> Option<(Job, bool)> {
+        let [short, long, later] = &mut self.jobs;
+        if let Some(job) = short.pop_front() {
+            return Some((job, false));
+        }
+        if self.long >= MOST_LONG {
+            return None;
+        }
+        let job = long.pop_front().or_else(|| later.pop_front())?;
+        self.long += 1;
+        Some((job, true))
+    }
 }
 
 /// Threads that there are as long as there is something to do.
@@ -29,14 +65,15 @@ struct Queue {
 pub(super) struct Workers(Arc<Mutex<Queue>>);
 
 impl Workers {
-    /// Has it done soon, in the order of asking if there is a thread for each.
+    /// Has it done soon, in the order of asking among what is as urgent, if there is a thread for each.
     ///
     /// # Errors
     /// When there is no thread that does it, and none can be had; it is not done then.
-    fn run(&self, job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    fn run(&self, urgency: Urgency, job: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let mut queue = self.lock();
-        queue.jobs.push_back(Box::new(job));
-        if queue.working >= MOST {
+        queue.jobs[urgency as usize].push_back(Box::new(job));
+        let all_long = urgency != Urgency::Short && queue.long >= MOST_LONG;
+        if queue.working >= MOST || all_long {
             return Ok(());
         }
         let workers = self.clone();
@@ -45,7 +82,7 @@ impl Workers {
             // Those who work do it.
             Err(_) if queue.working > 0 => {}
             Err(error) => {
-                queue.jobs.pop_back();
+                queue.jobs[urgency as usize].pop_back();
                 return Err(error);
             }
         }
@@ -53,18 +90,21 @@ impl Workers {
     }
 
     fn work(&self) {
-        while let Some(job) = self.next() {
+        let mut was_long = false;
+        while let Some((job, is_long)) = self.next(was_long) {
             job();
+            was_long = is_long;
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self, was_long: bool) -> Option<(Job, bool)> {
         let mut queue = self.lock();
-        let job = queue.jobs.pop_front();
-        if job.is_none() {
+        queue.long -= usize::from(was_long);
+        let next = queue.take();
+        if next.is_none() {
             queue.working -= 1;
         }
-        job
+        next
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -94,7 +134,8 @@ impl Segments {
         length: u64,
     ) -> std::io::Result<()> {
         let service = self.clone();
-        self.workers.run(move || {
+        let urgency = if length <= SHORT { Urgency::Short } else { Urgency::Long };
+        self.workers.run(urgency, move || {
             let (source, target) = (&**from.0.fd(), &**to.0.fd());
             let outcome = sparse::copy_sparse((source, from.1), (target, to.1), length);
             let outcome = outcome.map_err(|error| error.to_string());
@@ -114,7 +155,7 @@ impl Segments {
         length: u64,
     ) -> std::io::Result<()> {
         let service = self.clone();
-        self.workers.run(move || {
+        self.workers.run(Urgency::Later, move || {
             let outcome = empty(&object, offset, length);
             service.ask(|directory, now, objects| directory.emptied(now, job, outcome, objects));
         })
@@ -179,7 +220,7 @@ mod tests {
             assert!(most <= 16, "{most} threads");
         }
         let (done, all) = mpsc::channel();
-        service.workers.run(move || done.send(()).unwrap()).unwrap();
+        service.workers.run(Urgency::Later, move || done.send(()).unwrap()).unwrap();
         all.recv_timeout(Duration::from_secs(60)).expect("all are moved");
     }
 
@@ -189,11 +230,35 @@ mod tests {
         let (done, all) = mpsc::channel();
         for number in 0..1000 {
             let done = done.clone();
-            workers.run(move || done.send(number).unwrap()).unwrap();
+            let urgency = [Urgency::Short, Urgency::Long, Urgency::Later][number as usize % 3];
+            workers.run(urgency, move || done.send(number).unwrap()).unwrap();
         }
         drop(done);
         let mut numbers: Vec<u32> = all.iter().collect();
         numbers.sort_unstable();
         assert!(numbers.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn what_takes_a_moment_waits_for_nothing_that_takes_long() {
+        let workers = Workers::default();
+        let (go_on, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        for urgency in [Urgency::Long, Urgency::Later].repeat(MOST) {
+            let wait = wait.clone();
+            let long = move || assert!(wait.lock().unwrap().recv().is_err(), "nobody sends");
+            workers.run(urgency, long).unwrap();
+        }
+        let (done, ended) = mpsc::channel();
+        for _ in 0..3 {
+            let done = done.clone();
+            workers.run(Urgency::Short, move || done.send(()).unwrap()).unwrap();
+        }
+        for _ in 0..3 {
+            ended.recv_timeout(Duration::from_secs(60)).expect("there is a thread for it");
+        }
+        drop(go_on);
+        workers.run(Urgency::Later, move || done.send(()).unwrap()).unwrap();
+        ended.recv_timeout(Duration::from_secs(60)).expect("the others go on");
     }
 }

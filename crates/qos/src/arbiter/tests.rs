@@ -281,6 +281,23 @@ fn what_is_done_outside_of_turns_is_charged_too() {
     assert!(served[0] <= 1 && arbiter.usage(A).unwrap().engine_ns >= 5_000_000, "{served:?}");
 }
 
+/// Whose smallest pieces take longer than a slice owes one of them nearly always.
+#[test]
+fn who_owes_no_more_than_its_last_turn_is_not_kept_waiting() {
+    let mut arbiter = arbiter([TenantShare::default(); 2]);
+    let piece = |tag| QueuedMessage { granule: 0, ..message(tag, 4096, 150_000) };
+    for tag in 0..20 {
+        assert!(arbiter.submit(A, 0, piece(tag), 0));
+    }
+    for turn in 1..20 {
+        let now = turn * 150_000;
+        let taken = run(&mut arbiter, now);
+        assert!(!arbiter.owes(A, now), "turn {turn}");
+        arbiter.complete(&taken, done(150_000), now + 150_000);
+        assert!(!arbiter.owes(A, now + 150_000), "turn {turn}");
+    }
+}
+
 /// While a tenant has no work, only time from then on pays for what was done for it.
 #[test]
 fn who_had_something_done_outside_of_turns_owes_it_by_its_part_of_the_time() {

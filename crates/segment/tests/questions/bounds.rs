@@ -10,7 +10,8 @@ use rackbus_segment::message::{
 use rackbus_segment::{Directory, DirectoryAction, Handle, NodeId, Objects, Recipient, SessionId};
 
 use super::{
-    Lines, Memories, Nothing, SESSION, directory, directory_of_hosts, directory_with, replies,
+    DATA, Lines, Memories, Nothing, Receiving, SESSION, directory, directory_of_hosts,
+    directory_with, replies,
 };
 
 /// What is asked of a node by that.
@@ -192,4 +193,40 @@ fn a_free_number_is_chosen_as_soon_among_many() {
             "{first:?} for a thousand at first, {last:?} at last: {request:?}"
         );
     }
+}
+
+/// Each has a ring that this host's node and the interrupt's owner map.
+#[test]
+fn a_host_has_so_many_senders_of_data_interrupts_and_no_more() {
+    const MOST: u64 = 4096;
+    let mut receiving = Receiving::new();
+    for nth in 1..=MOST {
+        assert_eq!(receiving.connect(8, nth), Ok(()), "{nth}");
+    }
+    assert_eq!(receiving.connect(8, MOST + 1), Err(Refusal::TooMany(MOST as u32)));
+    receiving.disconnect(8, 1);
+    assert_eq!(receiving.connect(8, MOST + 2), Ok(()));
+    assert!(receiving.connect(8, MOST + 3).is_err());
+    receiving.0.connector_gone(0, 8, &mut receiving.1);
+    assert_eq!(receiving.connect(8, MOST + 4), Ok(()));
+}
+
+/// This host's own processes are none of the others.
+#[test]
+fn all_other_hosts_have_so_many_senders_of_data_interrupts_and_no_more() {
+    const EACH: u64 = 4096;
+    const MOST: u32 = 16 * 1024;
+    let mut receiving = Receiving::new();
+    for node in [8, 12, 16, 20] {
+        assert_eq!((1..=EACH).find(|nth| receiving.connect(node, *nth).is_err()), None);
+    }
+    assert_eq!(receiving.connect(24, 1), Err(Refusal::TooMany(MOST)));
+    let connect =
+        SessionRequest::ConnectInterrupt { node: 4, kind: DATA, number: 7, timeout_ms: 1000 };
+    let own = replies(receiving.0.request(0, SESSION, connect, &mut receiving.1));
+    assert!(matches!(own[..], [Reply::Connected(_)]), "{own:?}");
+    assert_eq!(receiving.connect(24, 2), Err(Refusal::TooMany(MOST)));
+    receiving.disconnect(16, 1);
+    assert_eq!(receiving.connect(24, 3), Ok(()));
+    assert_eq!(receiving.connect(24, 4), Err(Refusal::TooMany(MOST)));
 }

@@ -100,7 +100,10 @@ impl Local {
         operations: Operations,
     ) -> Result<Local, AcceleratorError> {
         pool.start()?;
-        pool.set_level(tenant, level)?;
+        // One that is held is given back by whoever holds it.
+        if level.is_some() || !pool.is_held(tenant) {
+            pool.set_level(tenant, level)?;
+        }
         Ok(Local {
             pool: pool.clone(),
             tenant,

@@ -168,6 +168,10 @@ impl Port {
                     port.answer(slot, Status::InvalidContext, 0, 0);
                     return true;
                 }
+                // One at a time, as always: many would make the pause long.
+                if ask.creates() {
+                    return port.hold(ask);
+                }
                 let taken = port.take(local, bus, &ask, Begins::Again);
                 local.submit(ask.queue.into());
                 taken

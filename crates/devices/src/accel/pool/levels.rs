@@ -62,6 +62,22 @@ impl PoolEngines {
         Ok(())
     }
 
+    /// Whether what a tenant was promised stays so while its function has no model: one that failed is made anew, and
+    /// nobody else gets its level meanwhile.
+    pub fn hold_level(&self, tenant: TenantId, held: bool) {
+        let mut shared = self.lock();
+        if held {
+            shared.held.insert(tenant);
+        } else {
+            shared.held.remove(&tenant);
+        }
+    }
+
+    /// Whether a tenant's level is [held](PoolEngines::hold_level).
+    pub fn is_held(&self, tenant: TenantId) -> bool {
+        self.lock().held.contains(&tenant)
+    }
+
     /// A tenant comes in the place of the one before, whose debts and level are not its own.
     ///
     /// # Errors

@@ -64,9 +64,12 @@ fn a_model_that_is_made_anew_has_the_level_that_its_user_was_promised() {
     let fits = refused.split("; ").nth(1).unwrap().replace(" would fit", "");
     let level = format!("sha256 {fits}");
     first.set_level(Some(&level), LentTo::Borrower).unwrap();
-    drop(model);
-    let model = first.model(&folders).unwrap();
     let _other = second.model(&folders).unwrap();
+    drop(model);
+    // It is not sold while there is no model, either.
+    second.set_level(Some(&level), LentTo::Borrower).unwrap_err();
+    let model = first.model(&folders).unwrap();
+    assert_eq!(first.level().as_deref().map(|it| it.starts_with(&level)), Some(true));
     second.set_level(Some(&level), LentTo::Borrower).unwrap_err();
     // The lease has ended, and so has the promise.
     first.set_level(None, LentTo::Nobody).unwrap();
