@@ -249,11 +249,11 @@ impl DeviceConfig for AcceleratorFunction {
         let mut promised = self.promised();
         let taken = promised.own && asked.is_none() && self.pool.set_own(self.tenant);
         let level = asked.as_ref().or(self.level.as_ref());
-        let has = self.pool.level(self.tenant);
+        let held = [self.pool.level(self.tenant), promised.asked.clone()];
         let set = match level {
             _ if taken => Ok(()),
             // It has that already, or had it before the model was made anew, and keeps it.
-            Some(level) if [&has, &promised.asked].contains(&&Some(level.clone())) => {
+            Some(level) if held.iter().flatten().any(|held| held == level) => {
                 self.pool.keep_level(self.tenant, level)
             }
             level => self.pool.set_level(self.tenant, level),

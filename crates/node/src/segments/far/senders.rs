@@ -29,7 +29,7 @@ pub struct SenderSlots {
 struct SenderSlot(Arc<SenderSlots>);
 
 impl SenderSlots {
-    /// So many.
+    /// Slots for `most` interrupts at a time, plain ones and those with data together.
     pub fn new(most: usize) -> Arc<SenderSlots> {
         Arc::new(SenderSlots { most, taken: AtomicUsize::new(0) })
     }
