@@ -79,30 +79,27 @@ impl Far {
         &self,
         way: FarConversation,
         with: Option<&Arc<Outbox>>,
-        until: impl Fn(&State) -> bool,
+        until: impl Fn() -> bool,
     ) -> bool {
-        let Some(with) = with else { return until(&self.lock()) };
+        let Some(with) = with else { return until() };
         let (mut left, mut since) = (usize::MAX, Instant::now());
         loop {
             self.settle();
             self.hand_on_all();
             self.catch_up();
-            {
-                let state = self.lock();
-                if until(&state) {
-                    return true;
-                }
-                if !state.is_with(way, with) {
-                    return false;
-                }
-                let waiting = with.waiting();
-                if waiting != left {
-                    (left, since) = (waiting, Instant::now());
-                } else if since.elapsed() > self.limit {
-                    tracing::warn!("a node does not apply what it is sent and is disconnected");
-                    with.give_up();
-                    return false;
-                }
+            if until() {
+                return true;
+            }
+            if !self.lock().is_with(way, with) {
+                return false;
+            }
+            let waiting = with.waiting();
+            if waiting != left {
+                (left, since) = (waiting, Instant::now());
+            } else if since.elapsed() > self.limit {
+                tracing::warn!("a node does not apply what it is sent and is disconnected");
+                with.give_up();
+                return false;
             }
             self.rest(IDLE);
         }
@@ -174,7 +171,7 @@ impl Far {
         if both {
             let count = first.len() as u64;
             // Without the one conversation, what goes over the other has to take effect alone.
-            let held = |state: &State| state.held >= known + count;
+            let held = || self.lock().held >= known + count;
             self.wait_until(FarConversation::ToOwner, to_owner, held);
             self.send_over((&second, to_connector), false);
             self.lock().answer_behind();
@@ -183,13 +180,12 @@ impl Far {
         for way in ways.into_iter().rev() {
             let of_way = || batches.iter().map(|(link, _)| link).filter(|link| link.0 == way);
             // What is told of a connection that is over there is not answered.
-            let waits = |state: &State, link| state.is_waiting(link).unwrap_or(false);
-            self.wait_until(way, with.get(&way), |state| !of_way().any(|link| waits(state, link)));
-            let state = self.lock();
-            let unknown = |link| state.is_waiting(link).unwrap_or(true);
+            let waits = |link| self.is_waiting(link).unwrap_or(false);
+            self.wait_until(way, with.get(&way), || !of_way().any(waits));
+            let unknown = |link| self.is_waiting(link).unwrap_or(true);
             if both && way == FarConversation::ToConnector && of_way().any(unknown) {
                 // It may be lost, and would be waited for over there.
-                state.send(FarConversation::ToOwner, &CarriedMessage::Release);
+                self.lock().send(FarConversation::ToOwner, &CarriedMessage::Release);
             }
         }
     }
@@ -218,6 +214,12 @@ impl Far {
                 }
             }
         }
+    }
+
+    /// Whether a batch of a connection is under way; `None` when the connection has ended. Waits for who reads or stores
+    /// to the memory, and so without the lock that everybody else here needs.
+    fn is_waiting(&self, link: &ConnectionKey) -> Option<bool> {
+        Some(self.memory(*link)?.is_waiting())
     }
 
     /// Answers for memory that is being moved: this is the thread that takes snapshots of it, and so waits for none.
@@ -273,14 +275,6 @@ impl State {
                 begun.insert((way, connection));
                 self.now = true;
             }
-        }
-    }
-
-    /// Whether a batch of a connection is under way; `None` when the connection has ended.
-    fn is_waiting(&self, link: &ConnectionKey) -> Option<bool> {
-        match self.ends.get(link) {
-            Some(End::Memory(pair)) => Some(pair.is_waiting()),
-            _ => None,
         }
     }
 

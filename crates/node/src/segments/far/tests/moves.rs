@@ -47,6 +47,28 @@ fn a_move_waits_for_a_snapshot_without_the_service() {
     assert_eq!(side.settled.recv_timeout(COMES), Ok(adopted));
 }
 
+/// Once who asked whether a batch had taken effect waited for its memory with the lock that all others need.
+#[test]
+fn nobody_but_who_waits_for_a_batch_waits_for_its_memory() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    store(&home, &[1; 8]);
+    batch_under_way(&side);
+    let memory = side.far.memory(HOME).unwrap();
+    // Not each time somebody is just about to ask.
+    let end = Instant::now() + COMES_NOT;
+    while Instant::now() < end {
+        side.far.kick();
+        let read = memory.lock();
+        let until = Instant::now() + COMES;
+        while side.far.state.try_lock().is_err() {
+            assert!(Instant::now() < until, "the lock is held by who waits for the memory");
+            std::thread::yield_now();
+        }
+        drop(read);
+    }
+}
+
 /// Once such memory was passed over, and what was stored to other memory after it came first.
 #[test]
 fn memory_that_is_being_moved_is_told_with_all_else() {
