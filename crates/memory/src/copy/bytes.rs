@@ -19,7 +19,7 @@ use crate::ticks;
 const ROUND: usize = 4 << 20;
 
 /// No copy of fewer bytes is large: it would pay for a look that gains little.
-const LEAST: usize = 1 << 20;
+pub(super) const LEAST: usize = 1 << 20;
 
 /// From how many bytes on a copy is large; [`LEAST`] until the cache was asked for its size.
 static LARGE: AtomicUsize = AtomicUsize::new(LEAST);
@@ -96,10 +96,8 @@ pub unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
     unsafe {
         match length {
             // The long ones first: they pay for a call already.
-            pages::LEAST.. => copy_long(source, destination, length),
-            65.. => ptr::copy(source, destination, length),
-            1.. => copy_small(source, &mut To(destination), length),
-            0 => {}
+            65.. => copy_long(source, destination, length),
+            _ => copy_small(source, &mut To(destination), length),
         }
     }
 }
@@ -117,9 +115,8 @@ pub unsafe fn copy_out(source: *const u8, destination: *mut u8, length: usize) {
     // SAFETY: as promised; a `T` is no longer than the range, and twice a `T` no shorter.
     unsafe {
         match length {
-            pages::LEAST.. => copy_long(source, destination, length),
-            65.. => ptr::copy_nonoverlapping(source, destination, length),
-            32.. => copy_ends::<[u128; 2]>(source, destination, length),
+            65.. => copy_long(source, destination, length),
+            33.. => copy_quarters(source, destination, length),
             16.. => copy_ends::<u128>(source, destination, length),
             8.. => copy_ends::<u64>(source, destination, length),
             4.. => copy_ends::<u32>(source, destination, length),
@@ -130,23 +127,37 @@ pub unsafe fn copy_out(source: *const u8, destination: *mut u8, length: usize) {
     }
 }
 
-/// Copies [`pages::LEAST`] bytes or more: not inlined, so that small copies are short where they are.
+/// Copies more than [`SMALL`] bytes. Each kind of copy is a call from where it is chosen: those of a kibibyte would feel
+/// a call in between.
 ///
 /// # Safety
 /// As [`copy`].
-#[inline(never)]
+#[inline(always)]
 unsafe fn copy_long(source: *const u8, destination: *mut u8, length: usize) {
     // SAFETY: as promised.
     unsafe {
-        if pages::is_page(length) {
+        if pages::is_below(length) {
+            ptr::copy(source, destination, length);
+        } else if pages::is_page(length) {
             pages::copy(source, destination, length);
         // What is below any limit needs no look at the one that holds here.
         } else if length < LEAST || !is_large(length) {
             ptr::copy(source, destination, length);
         } else {
-            copy_large(source, destination, length, || false);
+            copy_all_of_large(source, destination, length);
         }
     }
+}
+
+/// [`copy_large`] that nobody stops.
+///
+/// # Safety
+/// As [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_all_of_large(source: *const u8, destination: *mut u8, length: usize) {
+    // SAFETY: as promised.
+    unsafe { copy_large(source, destination, length, || false) };
 }
 
 /// Copies the first and the last bytes of a range that make a `T`.
@@ -163,6 +174,24 @@ unsafe fn copy_ends<T: Copy>(source: *const u8, destination: *mut u8, length: us
         let last_end = source.add(last).cast::<T>().read_unaligned();
         destination.cast::<T>().write_unaligned(first_end);
         destination.add(last).cast::<T>().write_unaligned(last_end);
+    }
+}
+
+/// Copies the first and the last 32 bytes of a range.
+///
+/// # Safety
+/// As [`copy_out`]; `length` is 32 to 64.
+#[inline(always)]
+unsafe fn copy_quarters(source: *const u8, destination: *mut u8, length: usize) {
+    let last = length - 32;
+    // SAFETY: all four are inside of the range.
+    unsafe {
+        // In registers of their own: a compiler may copy two of them as one by way of the stack.
+        let quarters =
+            [0, 16, last, last + 16].map(|at| (at, source.add(at).cast::<u128>().read_unaligned()));
+        for (at, quarter) in quarters {
+            destination.add(at).cast::<u128>().write_unaligned(quarter);
+        }
     }
 }
 
@@ -189,29 +218,37 @@ impl Put for To {
     }
 }
 
-/// Copies 1 to [`SMALL`] bytes without a call.
+/// Copies up to [`SMALL`] bytes without a call.
 ///
 /// # Safety
 /// As [`copy`].
 #[inline(always)]
 unsafe fn copy_small(source: *const u8, to: &mut impl Put, length: usize) {
-    // Three questions of few lengths each: of one with all of them a compiler makes a jump through a table, which
-    // takes longer than the copy.
+    // Questions of few lengths each: of one with all of them a compiler makes a jump through a table, which takes longer
+    // than the copy.
     // SAFETY: the sizes fit the length.
     unsafe {
         match length {
             17.. => match length {
                 64 => copy_as::<u128, 4>(source, to),
-                32 => copy_as::<u128, 2>(source, to),
-                _ => copy_parts(source, to, length),
+                _ => {
+                    rare();
+                    match length {
+                        32 => copy_as::<u128, 2>(source, to),
+                        _ => copy_parts(source, to, length),
+                    }
+                }
             },
-            5.. => match length {
+            8.. => match length {
                 8 => copy_as::<u64, 1>(source, to),
                 16 => copy_as::<u128, 1>(source, to),
                 _ => copy_parts(source, to, length),
             },
-            _ => match length {
+            4.. => match length {
                 4 => copy_as::<u32, 1>(source, to),
+                _ => copy_parts(source, to, length),
+            },
+            _ => match length {
                 2 => copy_as::<u16, 1>(source, to),
                 1 => copy_as::<u8, 1>(source, to),
                 _ => copy_parts(source, to, length),
@@ -219,6 +256,12 @@ unsafe fn copy_small(source: *const u8, to: &mut impl Put, length: usize) {
         }
     }
 }
+
+/// Tells the compiler that what leads here is less common than what does not: of several questions it would ask another
+/// one first.
+#[cold]
+#[inline(always)]
+fn rare() {}
 
 /// Copies `COUNT` pieces, all read before one is written, so the ranges may overlap.
 ///

@@ -9,16 +9,24 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// From so many bytes on a copy may be one of these: below, `memcpy` has loops of its own.
-pub(super) const LEAST: usize = 1 << 10;
+use super::bytes;
 
-/// As many byte lengths from [`LEAST`] on are copied by the loop; 0 where it is not faster, or nobody has measured.
+/// From so many bytes on a copy is one of these, or large.
+static FIRST: AtomicUsize = AtomicUsize::new(bytes::LEAST);
+
+/// As many byte lengths from [`FIRST`] on are copied by the loop; 0 where it is not faster, or nobody has measured.
 static SPAN: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether a copy of so many bytes is too short for [`copy`], and for anything but `memcpy`.
+#[inline(always)]
+pub(super) fn is_below(length: usize) -> bool {
+    length < FIRST.load(Ordering::Relaxed)
+}
+
 /// Whether a copy of so many bytes is for [`copy`].
-#[inline]
+#[inline(always)]
 pub(super) fn is_page(length: usize) -> bool {
-    length.wrapping_sub(LEAST) < SPAN.load(Ordering::Relaxed)
+    length.wrapping_sub(FIRST.load(Ordering::Relaxed)) < SPAN.load(Ordering::Relaxed)
 }
 
 /// Measures which way of copying pages is faster here, the first time: when the process maps its first memory, or before.
@@ -26,9 +34,11 @@ pub fn calibrate() {
     static MEASURED: Once = Once::new();
     MEASURED.call_once(|| {
         // A quarter of the first cache: source and destination leave room for what the program has there.
-        let most = super::bytes::own_caches()[0] / 4;
-        if most > LEAST && vectors::are_faster() {
-            SPAN.store(most - LEAST, Ordering::Relaxed);
+        let most = bytes::own_caches()[0] / 4;
+        if let Some(faster) = vectors::faster_up_to(most) {
+            // Who sees the one before the other uses `copy` for lengths that it is not faster at, or not for some.
+            SPAN.store(faster.len(), Ordering::Relaxed);
+            FIRST.store(faster.start, Ordering::Relaxed);
         }
     });
 }
@@ -47,8 +57,8 @@ pub(super) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize
 #[cfg(not(target_arch = "x86_64"))]
 mod vectors {
     /// Nothing but `memcpy` is known here.
-    pub(super) fn are_faster() -> bool {
-        false
+    pub(super) fn faster_up_to(_most: usize) -> Option<std::ops::Range<usize>> {
+        None
     }
 }
 
@@ -59,13 +69,17 @@ mod vectors {
         _mm512_loadu_si512, _mm512_store_si512, _mm512_storeu_si512,
     };
     use std::hint::black_box;
+    use std::ops::Range;
     use std::ptr;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use crate::ticks;
 
-    /// Bytes that are copied to find out which way is faster.
+    /// Bytes of what is copied to find out which way is faster: a page, and the lengths around it that may be copied
+    /// as one is.
+    const LENGTHS: [usize; 4] = [1 << 10, 2 << 10, PAGE, 8 << 10];
     const PAGE: usize = 4096;
+    const LONGEST: usize = LENGTHS[LENGTHS.len() - 1];
     /// Places of the destination in its page that are tried, at the same distance, and the first of them: a load is held up
     /// by a store before it whose address ends in the same twelve bits, so how fast a way is depends on the place.
     const PLACES: usize = 16;
@@ -80,7 +94,7 @@ mod vectors {
     /// Copies `length` bytes, at least 64; the ranges may overlap.
     ///
     /// # Safety
-    /// As [`ptr::copy`]; [`are_faster`] was true.
+    /// As [`ptr::copy`]; [`faster_up_to`] has found them faster.
     #[inline]
     pub(in super::super) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize) {
         // SAFETY: as promised: the vectors that were measured are there.
@@ -143,36 +157,63 @@ mod vectors {
     );
     copy_by!(copy_256, "avx", __m256i, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_store_si256);
 
-    /// Whether the processor copies pages faster by vectors than by `memcpy`; [`copy`] then uses the faster ones.
+    /// The lengths of up to `most` bytes, a page's among them, that the processor copies faster by vectors than by
+    /// `memcpy`; `None` when a page is not. [`copy`] then uses the faster vectors.
     ///
     /// By what all places take together: at most of them the two ways may be so close that another program beside this one
     /// decides, at some of them one takes many times as long.
-    pub(super) fn are_faster() -> bool {
-        let (source, mut destination) = (vec![1; 2 * PAGE], vec![0; 3 * PAGE]);
-        let mut all = [0_u64; 3];
-        for to in (ABOVE..PAGE).step_by(PAGE / PLACES) {
-            let ticks = measure(&source, &mut destination, to);
-            all.iter_mut().zip(ticks).for_each(|(all, ticks)| *all = all.saturating_add(ticks));
-        }
-        let [by_library, by_narrow, by_wide] = all;
-        WIDE.store(by_wide < by_narrow, Ordering::Relaxed);
-        by_narrow.min(by_wide) < by_library
+    pub(super) fn faster_up_to(most: usize) -> Option<Range<usize>> {
+        let (source, mut destination) = (vec![1; LONGEST + PAGE], vec![0; LONGEST + 2 * PAGE]);
+        let all = LENGTHS.map(|length| {
+            let mut all = [0_u64; 3];
+            for to in (ABOVE..PAGE).step_by(PAGE / PLACES) {
+                let ticks = measure(&source, &mut destination, (to, length));
+                all.iter_mut().zip(ticks).for_each(|(all, ticks)| *all = all.saturating_add(ticks));
+            }
+            all
+        });
+        let page = LENGTHS.iter().position(|length| *length == PAGE)?;
+        let wide = all[page][2] < all[page][1];
+        WIDE.store(wide, Ordering::Relaxed);
+        faster(
+            all.map(|[library, narrow, wide_ticks]| {
+                let vectors = if wide { wide_ticks } else { narrow };
+                vectors < library
+            }),
+            page,
+            most,
+        )
     }
 
-    /// Ticks of some copies of a page to this place in two pages: by `memcpy`, by vectors of 32 bytes and by those of 64.
-    fn measure(source: &[u8], destination: &mut [u8], to: usize) -> [u64; 3] {
+    /// The lengths around the one at `page` that vectors copy faster, of [`LENGTHS`] for each of which it is said; up to
+    /// `most` where that holds for the longest.
+    fn faster(is_faster: [bool; LENGTHS.len()], page: usize, most: usize) -> Option<Range<usize>> {
+        let (shorter, longer) = is_faster.split_at(page);
+        let below = shorter.iter().rev().take_while(|it| **it).count();
+        let above = longer.iter().take_while(|it| **it).count();
+        let end = match above == longer.len() {
+            true => most,
+            false => most.min(LENGTHS.get(page + above.checked_sub(1)?)? + 1),
+        };
+        let start = LENGTHS[page - below];
+        (start < end).then_some(start..end)
+    }
+
+    /// Ticks of some copies of so many bytes to this place in a page: by `memcpy`, by vectors of 32 bytes and by those of
+    /// 64.
+    fn measure(source: &[u8], destination: &mut [u8], (to, length): (usize, usize)) -> [u64; 3] {
         let [narrow, wide] = [is_x86_feature_detected!("avx"), is_x86_feature_detected!("avx512f")];
         let there = [(true, ptr::copy as Way), (narrow, copy_256), (wide, copy_512)];
-        let from = &source[source.as_ptr().align_offset(PAGE)..][..PAGE];
+        let from = &source[source.as_ptr().align_offset(PAGE)..][..length];
         let page = destination.as_ptr().align_offset(PAGE);
-        let to = &mut destination[page + to..][..PAGE];
+        let to = &mut destination[page + to..][..length];
         let mut best = [u64::MAX; 3];
         for _ in 0..ROUNDS {
             for (best, (_, way)) in best.iter_mut().zip(there).filter(|(_, (there, _))| *there) {
                 let begun = ticks::now();
                 for _ in 0..COPIES {
                     // SAFETY: both slices have as many bytes; the feature is there.
-                    unsafe { black_box(way)(from.as_ptr(), to.as_mut_ptr(), PAGE) };
+                    unsafe { black_box(way)(from.as_ptr(), to.as_mut_ptr(), length) };
                 }
                 *best = (*best).min(ticks::now().wrapping_sub(begun));
             }
@@ -189,6 +230,16 @@ mod vectors {
         use proptest::prelude::*;
 
         use super::*;
+
+        #[test]
+        fn lengths_around_a_page_are_copied_as_one_where_that_is_faster() {
+            let of = |is_faster| faster(is_faster, 2, 12_000);
+            assert_eq!(of([true; 4]), Some(1024..12_000));
+            assert_eq!(of([false, true, true, true]), Some(2048..12_000));
+            assert_eq!(of([true, false, true, false]), Some(4096..4097));
+            assert_eq!(of([true, true, false, true]), None);
+            assert_eq!(faster([true; 4], 2, 512), None);
+        }
 
         proptest! {
             #[test]
