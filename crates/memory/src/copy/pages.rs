@@ -3,8 +3,8 @@
 //! The system's `memcpy` copies from some 2 KiB on by one string instruction where the processor is said to be fast at
 //! it. That instruction begins slowly, and nothing that follows begins before it has ended: for a page in the first
 //! cache that is an eighth to a quarter of the time, and many times that where the destination is a little above the
-//! source by the last twelve bits. A loop of 64-byte or 32-byte vectors has none of that. Which is fastest is
-//! measured once, when the process maps its first memory.
+//! source by the last twelve bits. A loop of 64-byte or 32-byte vectors has none of that. Which is fastest, and for
+//! which lengths, is measured once, when the process maps its first memory.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,8 +34,8 @@ pub fn calibrate() {
     static MEASURED: Once = Once::new();
     MEASURED.call_once(|| {
         // A quarter of the first cache: source and destination leave room for what the program has there.
-        let most = bytes::own_caches()[0] / 4;
-        if let Some(faster) = vectors::faster_up_to(most) {
+        let first = bytes::own_caches()[0];
+        if let Some(faster) = vectors::faster_up_to(first, first / 4) {
             // Who sees the one before the other uses `copy` for lengths that it is not faster at, or not for some.
             SPAN.store(faster.len(), Ordering::Relaxed);
             FIRST.store(faster.start, Ordering::Relaxed);
@@ -57,7 +57,7 @@ pub(super) unsafe fn copy(source: *const u8, destination: *mut u8, length: usize
 #[cfg(not(target_arch = "x86_64"))]
 mod vectors {
     /// Nothing but `memcpy` is known here.
-    pub(super) fn faster_up_to(_most: usize) -> Option<std::ops::Range<usize>> {
+    pub(super) fn faster_up_to(_first: usize, _most: usize) -> Option<std::ops::Range<usize>> {
         None
     }
 }
@@ -158,31 +158,47 @@ mod vectors {
     copy_by!(copy_256, "avx", __m256i, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_store_si256);
 
     /// The lengths of up to `most` bytes, a page's among them, that the processor copies faster by vectors than by
-    /// `memcpy`; `None` when a page is not. [`copy`] then uses the faster vectors.
+    /// `memcpy`, within a first cache of `first` bytes and from behind it; `None` when a page is not. [`copy`] then uses
+    /// the faster vectors.
     ///
-    /// By what all places take together: at most of them the two ways may be so close that another program beside this one
-    /// decides, at some of them one takes many times as long.
-    pub(super) fn faster_up_to(most: usize) -> Option<Range<usize>> {
-        let (source, mut destination) = (vec![1; LONGEST + PAGE], vec![0; LONGEST + 2 * PAGE]);
-        let all = LENGTHS.map(|length| {
-            let mut all = [0_u64; 3];
-            for to in (ABOVE..PAGE).step_by(PAGE / PLACES) {
-                let ticks = measure(&source, &mut destination, (to, length));
-                all.iter_mut().zip(ticks).for_each(|(all, ticks)| *all = all.saturating_add(ticks));
-            }
-            all
-        });
+    /// Within the cache by what all places take together: at most of them the two ways may be so close that another program
+    /// beside this one decides, at some of them one takes many times as long. From behind it, a string instruction may
+    /// fetch ahead what a loop waits for, the more so the longer it is, and most of all from another processor's cache.
+    pub(super) fn faster_up_to(first: usize, most: usize) -> Option<Range<usize>> {
+        let bytes = (2 * first).max(2 * LONGEST);
+        let (source, mut destination) = (vec![1; bytes + PAGE], vec![0; bytes + PAGE]);
         let page = LENGTHS.iter().position(|length| *length == PAGE)?;
-        let wide = all[page][2] < all[page][1];
+        let within = LENGTHS.map(|length| within(&source, &mut destination, length));
+        let wide = within[page][2] < within[page][1];
         WIDE.store(wide, Ordering::Relaxed);
-        faster(
-            all.map(|[library, narrow, wide_ticks]| {
-                let vectors = if wide { wide_ticks } else { narrow };
-                vectors < library
-            }),
-            page,
-            most,
-        )
+        let is_faster = |[library, narrow, by_wide]: [u64; 3]| {
+            let vectors = if wide { by_wide } else { narrow };
+            vectors < library
+        };
+        let both = std::array::from_fn(|nth| {
+            is_faster(within[nth]) && is_faster(behind(&source, &mut destination, LENGTHS[nth]))
+        });
+        faster(both, page, most)
+    }
+
+    /// Ticks of copies of so many bytes within the first cache, at all places that are tried.
+    fn within(source: &[u8], destination: &mut [u8], length: usize) -> [u64; 3] {
+        let places = if length == PAGE { PLACES } else { PLACES / 4 };
+        let from = &source[source.as_ptr().align_offset(PAGE)..][..length];
+        let page = destination.as_ptr().align_offset(PAGE);
+        let mut all = [0_u64; 3];
+        for to in (ABOVE..PAGE).step_by(PAGE / places) {
+            let to = &mut destination[page + to..][..length];
+            let ticks = measure(from, to, COPIES, length);
+            all.iter_mut().zip(ticks).for_each(|(all, ticks)| *all = all.saturating_add(ticks));
+        }
+        all
+    }
+
+    /// Ticks of copies of so many bytes after the other, from the beginning of both to the end.
+    fn behind(source: &[u8], destination: &mut [u8], length: usize) -> [u64; 3] {
+        let whole = source.len() / length * length;
+        measure(&source[..whole], &mut destination[..whole], 1, length)
     }
 
     /// The lengths around the one at `page` that vectors copy faster, of [`LENGTHS`] for each of which it is said; up to
@@ -199,26 +215,26 @@ mod vectors {
         (start < end).then_some(start..end)
     }
 
-    /// Ticks of some copies of so many bytes to this place in a page: by `memcpy`, by vectors of 32 bytes and by those of
-    /// 64.
-    fn measure(source: &[u8], destination: &mut [u8], (to, length): (usize, usize)) -> [u64; 3] {
+    /// Ticks of copying `source` to `destination` so many times, `length` bytes at a time: by `memcpy`, by vectors of 32
+    /// bytes and by those of 64.
+    fn measure(source: &[u8], destination: &mut [u8], times: usize, length: usize) -> [u64; 3] {
         let [narrow, wide] = [is_x86_feature_detected!("avx"), is_x86_feature_detected!("avx512f")];
         let there = [(true, ptr::copy as Way), (narrow, copy_256), (wide, copy_512)];
-        let from = &source[source.as_ptr().align_offset(PAGE)..][..length];
-        let page = destination.as_ptr().align_offset(PAGE);
-        let to = &mut destination[page + to..][..length];
         let mut best = [u64::MAX; 3];
         for _ in 0..ROUNDS {
             for (best, (_, way)) in best.iter_mut().zip(there).filter(|(_, (there, _))| *there) {
                 let begun = ticks::now();
-                for _ in 0..COPIES {
-                    // SAFETY: both slices have as many bytes; the feature is there.
-                    unsafe { black_box(way)(from.as_ptr(), to.as_mut_ptr(), length) };
+                for _ in 0..times {
+                    let to = destination.chunks_exact_mut(length);
+                    for (from, to) in source.chunks_exact(length).zip(to) {
+                        // SAFETY: both slices have as many bytes; the feature is there.
+                        unsafe { black_box(way)(from.as_ptr(), to.as_mut_ptr(), length) };
+                    }
                 }
                 *best = (*best).min(ticks::now().wrapping_sub(begun));
             }
         }
-        black_box(to);
+        black_box(destination);
         best
     }
 
