@@ -10,7 +10,8 @@ fn pattern(length: usize) -> Vec<u8> {
 #[cfg(target_arch = "x86_64")]
 proptest! {
     #[test]
-    fn streaming_copies_exactly_the_range(from in 0usize..130, to in 0usize..130, length in 0usize..1000) {
+    fn streaming_copies_exactly_the_range(from in 0usize..130, to in 0usize..130, short in 0usize..1000, pages in 0usize..9) {
+        let length = short + pages * 4096;
         let source = pattern(from + length);
         let ways: [Stream; 2] = [x86::stream_sse2, streaming().unwrap()];
         for way in ways {
