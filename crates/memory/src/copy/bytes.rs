@@ -202,6 +202,13 @@ trait Put {
     /// # Safety
     /// It is inside of the destination.
     unsafe fn put<T: Copy>(&mut self, at: usize, value: T);
+
+    /// Copies `length` bytes from `source` on where the destination is among them, and its pieces would be stored before
+    /// others are read; whether it is.
+    ///
+    /// # Safety
+    /// As [`copy`], of at most [`SMALL`] bytes.
+    unsafe fn copied_overlapping(&mut self, source: *const u8, length: usize) -> bool;
 }
 
 /// Memory from this address on.
@@ -215,6 +222,16 @@ impl Put for To {
         // The compiler is free to store later pieces before, or to store again, what it takes for memory of this
         // thread alone.
         compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    unsafe fn copied_overlapping(&mut self, source: *const u8, length: usize) -> bool {
+        let overlaps = self.0.addr().abs_diff(source.addr()) < length;
+        if overlaps {
+            // SAFETY: as promised.
+            unsafe { copy_overlapping(source, self.0, length) };
+        }
+        overlaps
     }
 }
 
@@ -285,29 +302,43 @@ unsafe fn copy_as<T: Copy, const COUNT: usize>(source: *const u8, to: &mut impl 
 #[inline]
 unsafe fn copy_parts(source: *const u8, to: &mut impl Put, length: usize) {
     /// # Safety
-    /// The `T` at `at` is readable, where `there`.
+    /// Where `there`, the `T` at `at` is inside of both ranges.
     #[inline(always)]
-    unsafe fn load<T: Copy>(source: *const u8, at: usize, there: bool) -> Option<T> {
-        // SAFETY: as promised.
-        there.then(|| unsafe { source.add(at).cast::<T>().read_unaligned() })
-    }
-    let wide = length & !15;
-    let [after8, after4, after2] = [length & !7, length & !3, length & !1];
-    // SAFETY: each piece begins where the ones before it end, inside of the range. All are read
-    // before one is written, so the ranges may overlap.
-    unsafe {
-        let wides = [0, 16, 32].map(|at| load::<u128>(source, at, at < wide));
-        let eight = load::<u64>(source, wide, length & 8 != 0);
-        let four = load::<u32>(source, after8, length & 4 != 0);
-        let two = load::<u16>(source, after4, length & 2 != 0);
-        let one = load::<u8>(source, after2, length & 1 != 0);
-        for (nth, value) in wides.into_iter().enumerate() {
-            value.into_iter().for_each(|value| to.put(nth * 16, value));
+    unsafe fn part<T: Copy>(source: *const u8, to: &mut impl Put, at: usize, there: bool) {
+        if there {
+            // SAFETY: as promised.
+            unsafe { to.put(at, source.add(at).cast::<T>().read_unaligned()) }
         }
-        eight.into_iter().for_each(|value| to.put(wide, value));
-        four.into_iter().for_each(|value| to.put(after8, value));
-        two.into_iter().for_each(|value| to.put(after4, value));
-        one.into_iter().for_each(|value| to.put(after2, value));
+    }
+    // SAFETY: each piece begins where the ones before it end, inside of the range.
+    unsafe {
+        if to.copied_overlapping(source, length) {
+            return;
+        }
+        part::<u128>(source, to, 0, length & 32 != 0);
+        part::<u128>(source, to, 16, length & 32 != 0);
+        part::<u128>(source, to, length & 32, length & 16 != 0);
+        part::<u64>(source, to, length & !15, length & 8 != 0);
+        if length & 7 != 0 {
+            part::<u32>(source, to, length & !7, length & 4 != 0);
+            part::<u16>(source, to, length & !3, length & 2 != 0);
+            part::<u8>(source, to, length & !1, length & 1 != 0);
+        }
+    }
+}
+
+/// [`copy_parts`] of bytes that are set aside first.
+///
+/// # Safety
+/// As [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_overlapping(source: *const u8, destination: *mut u8, length: usize) {
+    let mut aside = [0; SMALL];
+    // SAFETY: as promised; what is set aside is as long as the longest.
+    unsafe {
+        ptr::copy_nonoverlapping(source, aside.as_mut_ptr(), length);
+        copy_parts(aside.as_ptr(), &mut To(destination), length);
     }
 }
 

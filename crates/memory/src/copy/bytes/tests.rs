@@ -57,6 +57,10 @@ impl Put for Noted {
     unsafe fn put<T: Copy>(&mut self, at: usize, _value: T) {
         self.0.push((at, size_of::<T>()));
     }
+
+    unsafe fn copied_overlapping(&mut self, _source: *const u8, _length: usize) -> bool {
+        false
+    }
 }
 
 #[test]
