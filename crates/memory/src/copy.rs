@@ -19,6 +19,7 @@ mod choice;
 pub(crate) mod pages;
 mod published;
 mod queue;
+mod stream;
 mod ticket;
 mod transaction;
 

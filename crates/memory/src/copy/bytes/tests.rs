@@ -1,5 +1,7 @@
 //! Which bytes copies move, whatever their length, their places and their way; and in which pieces small ones store.
 
+#[cfg(target_arch = "x86_64")]
+use super::super::stream::{Stream, x86};
 use super::*;
 use proptest::prelude::*;
 
