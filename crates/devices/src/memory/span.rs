@@ -66,7 +66,8 @@ enum Home {
     /// In memory files of this process'.
     Memory,
     /// In the file of this name, which `lock` keeps for this process: a file beside it that no user is
-    /// given, as who has a file can lock it, and keeps a lock that was taken by its descriptor.
+    /// given, as who has a file can lock it, and keeps a lock that was taken by its descriptor. It has the
+    /// span's length in it, as who has a file can change its size, too.
     File { path: PathBuf, lock: File },
     /// At another node, which takes them away itself.
     Elsewhere,
@@ -109,7 +110,7 @@ impl MemorySpan {
     /// The `length` bytes of the file at `path`, which is made if it is missing or empty.
     ///
     /// # Errors
-    /// [`SpanError`] when it cannot be used, or has another length.
+    /// [`SpanError`] when it cannot be used, or has another length that no user gave it.
     pub fn file(path: &Path, length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
         MemorySpan::open(path, length, at_return, false)
     }
@@ -136,13 +137,21 @@ impl MemorySpan {
             return Err(refused("it is no regular file".to_owned()));
         }
         let lock = lock(path)?;
+        let noted = noted_length(&lock);
         match metadata.len() {
             0 => file.set_len(length).map_err(failed("cannot use"))?,
-            there if there == length => {}
+            // A user of a life that was killed may have truncated or extended the file: it is made whole below.
+            there if there == length || noted == Some(length) => {}
             there => {
+                let there = noted.unwrap_or(there);
                 let text = format!("it has {there} bytes, not {length}; give size = {there}");
                 return Err(refused(text));
             }
+        }
+        if noted != Some(length) {
+            // Before any user has the file.
+            note_length(&lock, length)
+                .map_err(self::failed(&beside(path, LOCK), "cannot write"))?;
         }
         let home = Home::File { path: path.to_owned(), lock };
         let mut span = MemorySpan { home, length, at_return, reserved, file };
@@ -388,6 +397,24 @@ impl MemorySpan {
     }
 }
 
+/// How the name of the file ends that says whose a span's file is, and how long.
+const LOCK: &str = ".lock";
+
+/// The length that a span's lock says it has; `None` where none was written yet.
+fn noted_length(lock: &File) -> Option<u64> {
+    let mut text = [0; 24];
+    let count = lock.read_at(&mut text, 0).ok()?;
+    std::str::from_utf8(&text[..count]).ok()?.trim_end().parse().ok()
+}
+
+/// Writes the length of a span where none of its users can change it.
+fn note_length(lock: &File, length: u64) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.write_all_at(format!("{length}\n").as_bytes(), 0)?;
+    // A user's change of the file's size may survive a loss of power; so does this.
+    lock.sync_all()
+}
+
 fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> SpanError {
     let path = path.to_owned();
     move |cause| SpanError::File { what, path: path.clone(), cause }
@@ -395,10 +422,11 @@ fn failed(path: &Path, what: &'static str) -> impl Fn(io::Error) -> SpanError {
 
 /// Takes the file at `path` for this process alone.
 fn lock(path: &Path) -> Result<File, SpanError> {
-    let lock = beside(path, ".lock");
+    let lock = beside(path, LOCK);
     let failed = failed(&lock, "cannot lock");
     let mut options = File::options();
-    let file = options.write(true).create(true).truncate(false).open(&lock).map_err(&failed)?;
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(&lock).map_err(&failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),

@@ -163,6 +163,52 @@ fn a_truncated_file_reads_as_ones_and_is_whole_for_the_next_user() {
     assert_eq!(mapped(&endpoint).metadata().unwrap().len(), SIZE);
 }
 
+/// The node was killed before it took the file away, so that what its user made of the file is what the next life finds.
+#[test]
+fn a_file_whose_size_a_user_changed_is_lent_again_after_the_node_was_killed() {
+    let program = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let plain = |path: &Path| MemorySpan::file(path, SIZE, AtReturn::Keep);
+    let reserved = |path: &Path| MemorySpan::reserved(path, SIZE);
+    for has_room in [false, true] {
+        let open = |path: &Path| if has_room { reserved(path) } else { plain(path) };
+        for size in [SIZE + 1, 4096] {
+            let path = folder.path().join(format!("{has_room}-{size}.img"));
+            let user = File::from(open(&path).unwrap().descriptor().unwrap());
+            user.write_all_at(b"content!", 0).unwrap();
+            user.write_all_at(b"the end!", SIZE - 8).unwrap();
+            user.set_len(size).unwrap();
+            let span = open(&path).unwrap();
+            let file = File::from(span.descriptor().unwrap());
+            assert_eq!(file.metadata().unwrap().len(), SIZE);
+            let end = if size > SIZE { *b"the end!" } else { [0; 8] };
+            assert_eq!([at(&file, 0), at(&file, SIZE - 8)], [*b"content!", end]);
+        }
+    }
+}
+
+/// Who has the lender's machine may: the file's size is not a user's then.
+#[test]
+fn a_file_of_another_size_is_refused_until_the_size_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ram.img");
+    drop(MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap());
+    let refused = MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap_err().to_string();
+    assert!(refused.contains("it has 1048576 bytes, not 2097152"), "{refused}");
+    File::options().write(true).open(&path).unwrap().set_len(2 * SIZE).unwrap();
+    drop(MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap());
+    let refused = MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap_err().to_string();
+    assert!(refused.contains("it has 2097152 bytes, not 1048576"), "{refused}");
+    // Whatever was there before, a file that is gone is made.
+    std::fs::remove_file(&path).unwrap();
+    drop(MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap());
+    // A file of the lender's own, which no life of a node has used.
+    let other = folder.path().join("other.img");
+    File::create(&other).unwrap().set_len(4096).unwrap();
+    let refused = MemorySpan::file(&other, SIZE, AtReturn::Keep).unwrap_err().to_string();
+    assert!(refused.contains("it has 4096 bytes, not 1048576"), "{refused}");
+}
+
 #[test]
 fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
     let mut lender = endpoint(MemorySpan::memory(SIZE, AtReturn::Zero).unwrap());

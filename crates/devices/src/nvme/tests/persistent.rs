@@ -1,6 +1,7 @@
 //! The persistent memory region: what commands move in and out of it, what survives whom, and what a driver hears when it
 //! may not.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rackbus_memory::Region as Mapping;
@@ -54,12 +55,16 @@ fn barrier(host: &mut Host) -> Pmrsts {
     Pmrsts::from(host.read4(PMRSTS))
 }
 
-/// The region as its user maps it.
-fn map(host: &Host) -> Mapping {
+/// The file that its user is given.
+fn file(host: &Host) -> OwnedFd {
     let bars = host.endpoint.bars();
     let shared = bars.iter().find(|bar| bar.index == BAR).unwrap().mappable.clone().unwrap();
-    let file = shared.memory.descriptor().unwrap();
-    Mapping::map_stored(file.as_fd(), 0, SIZE, Access::READ | Access::WRITE).unwrap()
+    shared.memory.descriptor().unwrap()
+}
+
+/// The region as its user maps it.
+fn map(host: &Host) -> Mapping {
+    Mapping::map_stored(file(host).as_fd(), 0, SIZE, Access::READ | Access::WRITE).unwrap()
 }
 
 fn bytes(of: &Mapping, at: usize, length: usize) -> Vec<u8> {
@@ -197,6 +202,22 @@ fn another_process_goes_on_with_the_region_where_it_was() {
     assert_eq!([bytes(&after, 0, 8), bytes(&after, 4096, 8)].concat(), [4; 16]);
 }
 
+/// The node was killed before it took the file away from a user who changed its size.
+#[test]
+fn a_region_whose_file_was_truncated_is_lent_again_after_the_node_was_killed() {
+    let folder = disk();
+    let config = config(folder.path());
+    for size in [4096, SIZE + 1] {
+        let first = host(&config);
+        map(&first).whole().part(0, 8).unwrap().copy_from(b"content!");
+        rustix::fs::ftruncate(file(&first), size).unwrap();
+        drop(first);
+        let mut second = host(&config);
+        assert_eq!(bytes(&map(&second), 0, 8), b"content!");
+        assert_eq!(barrier(&mut second).err(), 0);
+    }
+}
+
 /// What was given to a user may be truncated by it: that is an error of the drive's region, not the end of its process.
 #[test]
 fn a_truncated_region_is_unreliable_until_the_drive_is_given_back() {
@@ -213,9 +234,7 @@ fn truncate(restarts: bool) {
     let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
-    let bars = host.endpoint.bars();
-    let shared = bars.iter().find(|bar| bar.index == BAR).unwrap().mappable.clone().unwrap();
-    let file = shared.memory.descriptor().unwrap();
+    let file = file(&host);
     rustix::fs::ftruncate(&file, 0).unwrap();
     let read = transfer(IoOpcode::Read, 0, 512, AT + 4096);
     let _ = host.status(1, read);
