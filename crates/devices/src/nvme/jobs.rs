@@ -181,13 +181,18 @@ pub fn makes_zeroes(opcode: Option<IoOpcode>) -> bool {
 pub struct Jobs {
     slots: Vec<Option<CommandJob>>,
     free: Vec<u32>,
+    /// What those weigh that are not of the admin queue.
     weight: usize,
+    /// How many are of the admin queue.
+    admin: usize,
     /// How many of them make ranges zeroes.
     zeroing: usize,
 }
 
-/// What the jobs that run at once may weigh together; further commands wait in their queues.
+/// What the jobs of I/O queues that run at once may weigh together; further commands wait in their queues.
 pub const WEIGHT_LIMIT: usize = 256;
+/// How many jobs of the admin queue may run at once besides: a driver whose medium stands still hears what else it asks.
+pub const ADMIN_LIMIT: usize = 8;
 /// How many of them may make ranges zeroes.
 pub const ZEROING_LIMIT: usize = WEIGHT_LIMIT / 2;
 /// The weight of a comparison, which takes memory of the lender as long as its data.
@@ -216,6 +221,10 @@ impl CommandJob {
         JobState { queue, command, again }
     }
 
+    fn is_admin(&self) -> bool {
+        matches!(self.owner, Owner::Command(0, _))
+    }
+
     fn zeroes(&self) -> bool {
         match self.owner {
             Owner::Command(qid, sqe) if qid != 0 => {
@@ -227,6 +236,7 @@ impl CommandJob {
 
     fn weight(&self) -> usize {
         match self.finish {
+            _ if self.is_admin() => 0,
             Finish::Plain | Finish::CacheOff => 1,
             Finish::Compare(_) => COMPARISON_WEIGHT,
         }
@@ -237,13 +247,19 @@ impl Jobs {
     /// Whether there are none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.weight == 0
+        self.weight == 0 && self.admin == 0
     }
 
-    /// Whether no command may be taken that could become a job.
+    /// Whether no command of an I/O queue may be taken that could become a job.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.weight >= WEIGHT_LIMIT
+    }
+
+    /// Whether no command of the admin queue may be taken.
+    #[inline]
+    pub fn is_full_of_admin(&self) -> bool {
+        self.admin >= ADMIN_LIMIT
     }
 
     /// Whether no command may be taken that makes ranges zeroes: others do not wait for as long as many of those take.
@@ -269,6 +285,7 @@ impl Jobs {
     /// Keeps `job`; returns its tag.
     pub fn insert(&mut self, job: CommandJob) -> u32 {
         self.weight += job.weight();
+        self.admin += usize::from(job.is_admin());
         self.zeroing += usize::from(job.zeroes());
         match self.free.pop() {
             Some(tag) => {
@@ -303,6 +320,7 @@ impl Jobs {
     pub fn remove(&mut self, tag: u32) -> Option<CommandJob> {
         let job = self.slots.get_mut(tag as usize)?.take()?;
         self.weight -= job.weight();
+        self.admin -= usize::from(job.is_admin());
         self.zeroing -= usize::from(job.zeroes());
         self.free.push(tag);
         Some(job)

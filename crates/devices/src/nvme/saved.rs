@@ -63,7 +63,9 @@ use super::config::{NvmeConfig, NvmeError};
 use super::controller::{CommandOutcome, Nvme, REGION_TROUBLE};
 use super::events::Events;
 use super::features::Features;
-use super::jobs::{COMPARISON_WEIGHT, Finish, JobRestart, JobState, JobStep, Owner, WEIGHT_LIMIT};
+use super::jobs::{
+    ADMIN_LIMIT, COMPARISON_WEIGHT, Finish, JobRestart, JobState, JobStep, Owner, WEIGHT_LIMIT,
+};
 use super::logs::LogState;
 use super::medium::{CLASS, Description, Port, PortState};
 use super::persistent::PersistentRegion;
@@ -241,7 +243,8 @@ impl DriveState {
                 }
             }
         }
-        require(weight < WEIGHT_LIMIT + COMPARISON_WEIGHT, "too many commands in flight")
+        let most = WEIGHT_LIMIT + COMPARISON_WEIGHT + ADMIN_LIMIT;
+        require(weight < most, "too many commands in flight")
     }
 }
 

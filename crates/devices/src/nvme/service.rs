@@ -75,7 +75,7 @@ impl Nvme {
     /// Gives queues their turns.
     #[inline]
     pub(super) fn poll_queues(&mut self, bus: &Bus<'_>) -> u32 {
-        if !self.meter.is_ready(bus.now_ns) {
+        if !self.meter.is_ready(bus.now_ns) || self.state.jobs.is_full() {
             return self.administer(bus);
         }
         let mut done = 0;
@@ -95,7 +95,7 @@ impl Nvme {
         done
     }
 
-    /// Gives the admin queue alone its turn: the drive's limits hold back I/O.
+    /// Gives the admin queue alone its turn: the drive's limits hold back I/O, or its medium does.
     fn administer(&mut self, bus: &Bus<'_>) -> u32 {
         self.arbiter.only(self.state.active_count(), 0);
         let (done, _) = self.poll_queue(bus, 0);
@@ -164,7 +164,11 @@ impl Nvme {
     fn take(&mut self, bus: &Bus<'_>, qid: u16, count: u16) -> (u32, Option<TurnEnd>) {
         for left in (1..=count).rev() {
             let taken = u32::from(count - left);
-            if self.state.jobs.is_full() {
+            if qid == 0 && self.state.jobs.is_full_of_admin() {
+                // The others have their turns.
+                return (taken, Some(TurnEnd::Idle));
+            }
+            if qid != 0 && self.state.jobs.is_full() {
                 return (taken, Some(TurnEnd::Blocked));
             }
             if !self.arbiter.may_continue() {

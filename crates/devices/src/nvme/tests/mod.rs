@@ -4,6 +4,7 @@
 mod admin;
 mod background;
 mod buffer;
+mod crowded;
 mod elsewhere;
 mod frozen;
 mod hostile;

@@ -16,7 +16,7 @@ use super::background::{Control, slow_drive};
 use super::*;
 
 /// A drive whose medium waits to be told.
-fn slow() -> (Host, Arc<Mutex<Control>>) {
+pub fn slow() -> (Host, Arc<Mutex<Control>>) {
     let (nvme, control) = slow_drive();
     let mut host = Host::around(nvme);
     host.enable();
@@ -30,7 +30,7 @@ fn written(saved: &Saved) -> FunctionState {
 }
 
 /// The host's drive continues in another process, with the data that is on the medium.
-fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Control>> {
+pub fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Control>> {
     let saved = host.endpoint.save().unwrap();
     let (next, medium) = slow_drive();
     medium.lock().unwrap().data = control.lock().unwrap().data.clone();
@@ -40,7 +40,7 @@ fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Control>
 }
 
 /// Lets everything end that is under way.
-fn finish(host: &mut Host, control: &Arc<Mutex<Control>>) {
+pub fn finish(host: &mut Host, control: &Arc<Mutex<Control>>) {
     for _ in 0..100 {
         host.poll();
         let mut control = control.lock().unwrap();
