@@ -387,6 +387,7 @@ impl Nvme {
         for (bit, info) in [
             (log::WARNING_TEMPERATURE, fid::SMART_TEMPERATURE),
             (log::WARNING_RELIABILITY, fid::SMART_RELIABILITY),
+            (log::WARNING_REGION, fid::SMART_RELIABILITY),
         ] {
             if warning & bit != 0 {
                 self.state.events.raise(fid::EVENT_SMART, info);

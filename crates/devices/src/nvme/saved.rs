@@ -364,8 +364,8 @@ impl Nvme {
         self.counts.begin(bus.user.ticks());
         let failed = saved.failed;
         require(self.backing.expect(&saved.under_way_elsewhere), "what is under way elsewhere")?;
-        let port = saved.port.clone();
-        if let (true, Some(region)) = (saved.region_failed, &mut self.region) {
+        let (port, region_failed) = (saved.port.clone(), saved.region_failed);
+        if let (true, Some(region)) = (region_failed, &mut self.region) {
             region.inherit_failure();
             self.backing.health().fail(REGION_TROUBLE);
         }
@@ -377,6 +377,10 @@ impl Nvme {
             // The host has not heard of it.
             (false, true) => self.check_health(),
             (false, false) => {}
+        }
+        if region_failed {
+            // Whether the host has heard of it is not known: nobody may have asked before.
+            self.check_health();
         }
         if let Some(port) = port {
             let end = std::mem::take(&mut self.left);

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rackbus_memory::Region as Mapping;
 use rackbus_pci::{FunctionState, NotPolled};
+use rackbus_spec::nvme::features::{self as fid, AsyncEvent, AsyncEventConfig};
+use rackbus_spec::nvme::log;
 use rackbus_spec::nvme::registers::{
     BARRIER_STATUS, CMBMSC, Cap, Cmbmsc, PMRCAP, PMRCTL, PMRMSC, PMRSTS, Pmrcap, Pmrmsc, Pmrsts,
     REGION_SOUND,
@@ -234,6 +236,11 @@ fn truncate(restarts: bool) {
     let folder = disk();
     let config = config(folder.path());
     let mut host = host(&config);
+    let event = host.submit(0, admin(AdminOpcode::AsyncEventRequest));
+    let wanted = AsyncEventConfig::new().with_smart(log::WARNING_REGION);
+    let mut set = admin(AdminOpcode::SetFeatures);
+    (set.cdw10, set.cdw11) = (fid::ASYNC_EVENT_CONFIG.into(), wanted.into());
+    assert_eq!(host.run(0, set).status(), Status::SUCCESS);
     let file = file(&host);
     rustix::fs::ftruncate(&file, 0).unwrap();
     let read = transfer(IoOpcode::Read, 0, 512, AT + 4096);
@@ -247,6 +254,11 @@ fn truncate(restarts: bool) {
     }
     assert_ne!(barrier(&mut host).err(), 0);
     assert!(host.endpoint.health().trouble().is_some());
+    host.poll();
+    let told = host.completion(0).expect("the driver hears nothing of it");
+    assert_eq!(told.cid, event);
+    let told = AsyncEvent::from(told.dw0);
+    assert_eq!((told.event_type(), told.info()), (fid::EVENT_SMART, fid::SMART_RELIABILITY));
     host.endpoint.scrub();
     host.command_register(0b110);
     host.enable();
