@@ -8,14 +8,16 @@
 mod function;
 mod signals;
 
-use rackbus_memory::InheritedEnd;
+use std::collections::VecDeque;
+
+use rackbus_memory::{InheritedEnd, PinnedSlice};
 use rackbus_pci::{Bar, Bus, FunctionInfo};
 use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::registers::{SHN_NONE, SHST_COMPLETE, SHST_NORMAL, SHST_OCCURRING};
 use rackbus_spec::nvme::{CLASS_CODE, Status};
 
 use super::arbitration::{Arbiter, RoundRobin};
-use super::backing::{self, Backing, RequestResult};
+use super::backing::{self, Backing, MediumRequest, RequestResult};
 use super::buffer::MemoryBuffer;
 use super::config::{NvmeConfig, NvmeError};
 use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
@@ -75,6 +77,8 @@ pub struct Nvme {
     pub(super) state: ControllerState,
     /// Reports of the backing; kept to allocate once.
     pub(super) finished: Vec<RequestResult>,
+    /// The next parts of Verify commands, by the tags of their jobs, in the order in which they have their turns.
+    pub(super) put_off: VecDeque<(u32, MediumRequest<Vec<PinnedSlice>>)>,
     /// Whose turn it is.
     pub(super) arbiter: Box<dyn Arbiter>,
     /// What its user may do in a second.
@@ -161,6 +165,7 @@ impl Nvme {
             region,
             state: ControllerState::new(0),
             finished: Vec::new(),
+            put_off: VecDeque::new(),
             arbiter: Box::new(RoundRobin::default()),
             meter: Meter::new(config.limits, config.delays.clone()),
             cost: 0,
@@ -294,7 +299,7 @@ impl Nvme {
         if !occurring || !self.state.jobs.is_empty() || self.state.registers.csts.cfs() {
             return;
         }
-        let steps = Steps::from([backing::MediumRequest::Flush]);
+        let steps = Steps::from([MediumRequest::Flush]);
         match self.run(Owner::Shutdown, steps, Finish::Plain) {
             Ok(CommandOutcome::Background) => self.submit(),
             result => self.shutdown_finished(result.is_ok()),
@@ -366,6 +371,7 @@ impl Nvme {
         if let Some(background) = self.backing.background() {
             background.abort();
         }
+        self.put_off.clear();
         self.state.jobs = Default::default();
     }
 

@@ -13,6 +13,10 @@ use super::identify::{MAX_TRANSFER, NSID};
 use super::jobs::{CommandJob, CompareSides, Finish, JobStep, Owner, Steps};
 use super::transfer::DataDirection;
 
+/// Parts of Verify commands that are started at once, of up to [`MAX_TRANSFER`] each: about what the commands of a poll
+/// may be about.
+const PARTS: usize = 4;
+
 /// A checked range of the drive, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
@@ -160,21 +164,35 @@ impl Nvme {
         }
     }
 
-    /// Verify (section 6.14): reads and moves nothing.
+    /// Verify (section 6.14): reads and moves nothing, so that it may be longer than a transfer. It is read in parts, of
+    /// which one at most is read here: the others of the drive do not wait for as long as many take.
     fn verify(&mut self, sq: u16, sqe: &Sqe) -> Result<CommandOutcome, Status> {
-        let Extent { offset, length } = self.data_extent(sqe)?;
+        let Extent { offset, length } = self.extent(sqe)?;
         self.cost = length;
-        let into = self.transfer.discard(length).ok_or(Status::INTERNAL_ERROR)?;
-        match self.backing.attempt(&MediumRequest::Read { offset, into: &[into.get()] }) {
-            InlineResult::Done(result) => {
-                result?;
-                Ok(CommandOutcome::DONE)
+        let part = |at: u64| (length - at).min(MAX_TRANSFER);
+        let mut read = 0;
+        while read < length {
+            let into = self.transfer.discard(part(read)).ok_or(Status::INTERNAL_ERROR)?;
+            let request = MediumRequest::Read { offset: offset + read, into: &[into.get()][..] };
+            match self.backing.attempt(&request) {
+                InlineResult::Done(result) => result?,
+                InlineResult::WouldBlock => break,
             }
-            InlineResult::WouldBlock => {
-                let steps = Steps::from([MediumRequest::Read { offset, into: vec![into] }]);
-                Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
+            read += part(read);
+            if self.backing.background().is_some() {
+                break;
             }
         }
+        if read == length {
+            return Ok(CommandOutcome::DONE);
+        }
+        let mut steps = Steps::new();
+        while read < length {
+            let into = self.transfer.discard(part(read)).ok_or(Status::INTERNAL_ERROR)?;
+            steps.push_back(MediumRequest::Read { offset: offset + read, into: vec![into] });
+            read += part(read);
+        }
+        Ok(self.start(Owner::Command(sq, *sqe), steps, Finish::Plain))
     }
 
     /// Write Zeroes (section 6.17).
@@ -290,7 +308,18 @@ impl Nvme {
             done += u32::from(self.step_finished(bus, ticks, tag, result));
         }
         self.finished = finished;
-        done
+        // Whoever waits until no buffers are in use does not wait for all parts of a Verify, which may be many.
+        if wait { done } else { done + self.start_parts() }
+    }
+
+    /// Starts parts whose turn it is, and returns how many: a poll is bounded by what it starts, too.
+    fn start_parts(&mut self) -> u32 {
+        let count = self.put_off.len().min(PARTS);
+        if let (Some(background), 1..) = (self.backing.background(), count) {
+            self.put_off.drain(..count).for_each(|(tag, step)| background.start(tag, step));
+            background.submit();
+        }
+        count as u32
     }
 
     /// A step of the job with `tag` has finished, as was found at this value of the processor's
@@ -313,6 +342,10 @@ impl Nvme {
             && let Some(background) = self.backing.background()
         {
             job.now = JobStep::of(&next);
+            if matches!(next, MediumRequest::Read { .. }) {
+                self.put_off.push_back((tag, next));
+                return false;
+            }
             background.start(tag, next);
             background.submit();
             return false;

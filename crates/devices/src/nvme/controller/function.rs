@@ -116,6 +116,10 @@ impl Function for Nvme {
         if self.state.untimed && self.state.vectors.any_waiting() {
             self.raise(bus, Default::default(), u32::MAX);
         }
+        if !self.put_off.is_empty() {
+            // Nobody would wake it for the next part of a Verify.
+            return false;
+        }
         if let Some(background) = self.backing.background()
             && background.rearm()
         {

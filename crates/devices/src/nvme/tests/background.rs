@@ -70,7 +70,7 @@ struct Slow(Arc<Mutex<Control>>);
 
 impl Backing for Slow {
     fn capacity(&self) -> u64 {
-        1 << 20
+        self.0.lock().unwrap().data.len() as u64
     }
     fn volatile_cache(&self) -> bool {
         true
@@ -126,9 +126,14 @@ impl Background for Slow {
 
 /// A drive with such a backing.
 pub fn slow_drive() -> (Nvme, Arc<Mutex<Control>>) {
-    let control = Control { data: vec![0x11; 1 << 20], ..Control::default() };
+    slow_drive_of(1 << 20)
+}
+
+/// The same with so many bytes.
+pub fn slow_drive_of(size: usize) -> (Nvme, Arc<Mutex<Control>>) {
+    let control = Control { data: vec![0x11; size], ..Control::default() };
     let control = Arc::new(Mutex::new(control));
-    let config = NvmeConfig::memory(1 << 20, "SLOW");
+    let config = NvmeConfig::memory(size as u64, "SLOW");
     (Nvme::with_backing(&config, Box::new(Slow(control.clone()))).unwrap(), control)
 }
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use rackbus_spec::nvme::data::DsmRange;
 use zerocopy::IntoBytes;
 
+use super::super::config::BackingConfig;
 use super::*;
 
 const BLOCKS: u64 = 256;
@@ -54,9 +55,34 @@ fn wrong_commands_have_their_status_and_change_nothing() {
 fn a_transfer_longer_than_announced_is_refused() {
     let mut host = Host::with_memory(4 << 20);
     let buffer = host.scratch();
-    for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare, IoOpcode::Verify] {
+    for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
         let sqe = Sqe { cdw12: 2048, ..transfer(opcode, 0, BLOCK, buffer) };
         assert_eq!(host.status(1, sqe), Status::INVALID_FIELD);
+    }
+}
+
+/// It moves nothing to the host, and no limit of its own is reported.
+#[test]
+fn a_verify_may_be_longer_than_a_transfer() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = 4 << 20;
+    for config in [
+        NvmeConfig::memory(size, "M"),
+        NvmeConfig { backing: BackingConfig::Null, ..NvmeConfig::memory(size, "N") },
+        NvmeConfig::file(folder.path().join("image"), size, "F"),
+    ] {
+        let mut host = Host::plain(&config);
+        host.enable();
+        host.create_pair(1, ENTRIES);
+        let verify = |cdw12| Sqe { cdw12, ..transfer(IoOpcode::Verify, 0, BLOCK, 0) };
+        for (last, status) in [
+            (4095, Status::SUCCESS),
+            (5000, Status::SUCCESS),
+            (8191, Status::SUCCESS),
+            (8192, Status::LBA_OUT_OF_RANGE),
+        ] {
+            assert_eq!(host.status(1, verify(last)), status, "{last} of {config:?}");
+        }
     }
 }
 

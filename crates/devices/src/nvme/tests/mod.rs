@@ -18,6 +18,7 @@ mod simulation;
 mod stored;
 mod succession;
 mod transfer;
+mod verify;
 mod wakeup;
 mod zeroing;
 
