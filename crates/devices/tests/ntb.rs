@@ -1,15 +1,19 @@
 //! A bridge with two clients at its sockets.
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, BridgeSide, EndConfig, map};
 use rackbus_memory::Access;
 use rackbus_pci::vfio_user::Client;
-use rackbus_spec::vfio_user::{irq, region};
+use rackbus_spec::vfio_user::{DmaAccess, Flags, Header, command, irq, region};
+use zerocopy::{FromBytes, IntoBytes};
 
 const LONG: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 1 << 20;
@@ -41,9 +45,13 @@ fn memory(dir: &Path, name: &str) -> File {
 /// A machine that has an end: enabled, its link wanted.
 fn machine(dir: &Path, name: &str) -> Client {
     let client = Client::connect(&dir.join(format!("{name}.sock")), LONG).unwrap();
+    enable(&client);
+    client
+}
+
+fn enable(client: &Client) {
     client.write(region::CONFIG, 4, &[6, 0]).unwrap();
     client.write(region::BAR0, map::CONTROL, &[0; 4]).unwrap();
-    client
 }
 
 fn wait_link(client: &Client) {
@@ -116,6 +124,30 @@ fn a_machine_that_answers_nothing_blocks_nobody() {
     assert_eq!(read, [0xff; 4]);
     let _b = machine(dir.path(), "b");
     wait_link(&a);
+}
+
+#[test]
+fn writes_that_the_peers_machine_refuses_are_counted() {
+    let dir = folder();
+    let bridge = Bridge::start(&config(dir.path())).unwrap();
+    let a = machine(dir.path(), "a");
+    let mut stream = UnixStream::connect(dir.path().join("b.sock")).unwrap();
+    let b = Client::with_stream(Arc::new(stream.try_clone().unwrap())).unwrap();
+    enable(&b);
+    wait_link(&a);
+    a.write(2, 0, &[1; 4]).unwrap();
+    let mut asked = [0; size_of::<Header>() + size_of::<DmaAccess>() + 4];
+    stream.read_exact(&mut asked).unwrap();
+    let (asked, _) = Header::read_from_prefix(&asked).unwrap();
+    assert_eq!(asked.command, command::DMA_WRITE);
+    let (flags, message_size) = (Flags::REPLY | Flags::ERROR, size_of::<Header>() as u32);
+    let refusal = Header { flags: flags.bits(), message_size, error: 14, ..asked };
+    stream.write_all(refusal.as_bytes()).unwrap();
+    // A register of the peer's comes after what was written.
+    a.write(region::BAR0, map::PEER_SCRATCHPADS, &[7; 4]).unwrap();
+    let counted = bridge.counted(BridgeSide::A);
+    assert_eq!((counted.posted, counted.dropped, counted.timeouts), (1, 1, 0));
+    assert_eq!(bridge.counted(BridgeSide::B).dropped, 0);
 }
 
 #[test]

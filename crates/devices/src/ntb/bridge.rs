@@ -131,7 +131,10 @@ impl Bridge {
     /// What went through an end.
     #[must_use]
     pub fn counted(&self, side: BridgeSide) -> BridgeCounts {
-        self.shared.ends[side.index()].counters.get()
+        let mut counts = self.shared.ends[side.index()].counters.get();
+        // Told after they were sent, by the machine that they were for.
+        counts.dropped += self.shared.ends[side.peer().index()].refused_writes();
+        counts
     }
 
     /// Whether the link between the ends is up.

@@ -79,6 +79,11 @@ impl BridgeEnd {
         }
     }
 
+    /// Writes that the machine was sent and has refused.
+    pub fn refused_writes(&self) -> u64 {
+        self.requests.refused_writes()
+    }
+
     /// Writes to the machine's bus address `address`; false when that went nowhere.
     fn write(&self, from: &BridgeCounters, address: u64, data: &[u8]) -> bool {
         if self.requests.all_answered()

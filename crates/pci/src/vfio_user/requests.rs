@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ struct State {
     answering: bool,
     next_id: u16,
     open: BTreeMap<u16, Open>,
+    /// Why a write was refused, until somebody who waits for all writes is told.
+    refusal: Option<Errno>,
     /// A wait for it timed out, and it has said nothing since.
     silent: bool,
 }
@@ -105,6 +108,8 @@ pub struct Requests {
     state: Mutex<State>,
     changed: Condvar,
     patience: Duration,
+    /// Writes that clients have refused.
+    refused_writes: AtomicU64,
 }
 
 impl Default for Requests {
@@ -116,7 +121,8 @@ impl Default for Requests {
 impl Requests {
     /// Those to a client that may take so long to answer.
     pub fn with_patience(patience: Duration) -> Requests {
-        Requests { state: Mutex::default(), changed: Condvar::new(), patience }
+        let (state, changed, refused_writes) = Default::default();
+        Requests { state, changed, patience, refused_writes }
     }
 
     /// Whether the client has answered everything.
@@ -124,16 +130,23 @@ impl Requests {
         self.lock().unanswered() == 0
     }
 
+    /// How many writes were refused by whoever was the client: they went nowhere.
+    pub fn refused_writes(&self) -> u64 {
+        self.refused_writes.load(Ordering::Relaxed)
+    }
+
     /// Waits until the client has answered everything: what was written is there.
     ///
     /// # Errors
-    /// When it does not in time.
+    /// When it does not in time, or has refused a write since it was last waited for, which is told once.
     pub fn flush(&self) -> Result<(), RequestError> {
         let deadline = Instant::now() + self.patience;
-        self.wait(self.lock(), deadline, |state| state.unanswered() > 0).map(drop)
+        let mut state = self.wait(self.lock(), deadline, |state| state.unanswered() > 0)?;
+        state.refusal.take().map_or(Ok(()), |errno| Err(RequestError::Refused(errno)))
     }
 
-    /// Writes `data` to the client's memory at `address`, and does not wait until it is there.
+    /// Writes `data` to the client's memory at `address`, and does not wait until it is there. A client that refuses it
+    /// is heard of by [`flush`](Requests::flush) and [`refused_writes`](Requests::refused_writes).
     ///
     /// # Errors
     /// When it was not sent, or not all of it.
@@ -254,7 +267,15 @@ impl Requests {
                     state.open.insert(id, Open::Answered(answer));
                     true
                 }
-                Some(Open::Write | Open::Abandoned) => state.open.remove(&id).is_some(),
+                Some(Open::Write) => {
+                    if let Some(errno) = refusal(message) {
+                        tracing::debug!(id, %errno, "the client refused a write");
+                        self.refused_writes.fetch_add(1, Ordering::Relaxed);
+                        state.refusal.get_or_insert(errno);
+                    }
+                    state.open.remove(&id).is_some()
+                }
+                Some(Open::Abandoned) => state.open.remove(&id).is_some(),
                 Some(Open::Answered(_)) | None => false,
             };
             if !asked {
@@ -275,11 +296,17 @@ impl Requests {
     }
 }
 
+/// Why the client refuses what was asked; `None` where it does not.
+fn refusal(message: &WireMessage) -> Option<Errno> {
+    let errno = i32::try_from(message.header.error).unwrap_or(0);
+    let refused = message.flags().contains(Flags::ERROR);
+    refused.then(|| Errno::from_raw_os_error(errno.clamp(1, 4095)))
+}
+
 /// What a read was answered.
 fn read_answer(message: &WireMessage, count: usize) -> Result<Vec<u8>, RequestError> {
-    if message.flags().contains(Flags::ERROR) {
-        let errno = i32::try_from(message.header.error).unwrap_or(0);
-        return Err(RequestError::Refused(Errno::from_raw_os_error(errno.clamp(1, 4095))));
+    if let Some(errno) = refusal(message) {
+        return Err(RequestError::Refused(errno));
     }
     let data = message.tail::<DmaAccess>();
     let said = message.head::<DmaAccess>().map(|access| access.count);

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use rackbus_memory::{Access, MemoryHandle};
-use rackbus_spec::vfio_user::{VERSION, Version};
+use rackbus_spec::vfio_user::{Header, VERSION, Version};
 
 use super::*;
 use crate::endpoint::{FunctionRegion, IrqChange};
@@ -173,6 +173,29 @@ fn malformed_answers_are_errors_or_ignored() {
     drop(WireMessage::receive(&client).unwrap());
     drop(client);
     assert_eq!(asked.join().unwrap(), Err(RequestError::Gone));
+}
+
+/// Answers what was asked with an error.
+fn refuse(client: &UnixStream, message: &WireMessage, errno: Errno) {
+    let Header { message_id, command, .. } = message.header;
+    let flags = (Flags::REPLY | Flags::ERROR).bits();
+    let errno = errno.raw_os_error().unsigned_abs();
+    let refusal = header(message_id, command, flags, errno, 0);
+    send_message(client, refusal, [&[], &[]], &[]).unwrap();
+}
+
+#[test]
+fn writes_that_the_client_refuses_are_told_of_once() {
+    let (device, client, _ends) = connected(LONG);
+    for byte in 0..3 {
+        device.requests.write(0x1000, &[byte]).unwrap();
+    }
+    let [first, second, third] = [(); 3].map(|()| WireMessage::receive(&client).unwrap());
+    refuse(&client, &first, Errno::FAULT);
+    answer(&client, &second, &[]);
+    refuse(&client, &third, Errno::PERM);
+    assert_eq!(device.requests.flush(), Err(RequestError::Refused(Errno::FAULT)));
+    assert_eq!(device.requests.flush(), Ok(()), "nobody writes the same again");
 }
 
 #[test]
