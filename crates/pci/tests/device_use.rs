@@ -2,14 +2,19 @@
 //! resets, and what happens when a user goes away.
 
 mod common;
+#[path = "common/probe.rs"]
+#[allow(dead_code, reason = "its registers are for others")]
+mod probe;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{SHARED_PAGE, SOURCE, connect, copy, map, serve_copier};
+use common::{SHARED_PAGE, SOURCE, connect, copy, map, serve_copier, socket_path};
+use probe::Probe;
 use rackbus_memory::{Access, Event};
-use rackbus_pci::vfio_user::{Client, ClientError};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Client, ClientError, serve_function};
 use rackbus_spec::vfio_user::{IrqSetFlags, irq};
 use rustix::io::Errno;
 
@@ -142,6 +147,30 @@ fn interrupts_reach_their_vectors() {
     let trigger = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::ACTION_TRIGGER;
     let outcome = client.set_irqs(irq::MSIX, 0, 1, trigger, &[], &[pipe.as_fd()]);
     assert_eq!(refused(outcome), Errno::INVAL, "a pipe is no eventfd");
+}
+
+/// A function has one set of vectors for both kinds of messages: a hypervisor turns off the kind that it does not use.
+#[test]
+fn turning_off_one_kind_of_messages_leaves_the_vectors_of_the_other() {
+    let function = serve_function(Probe::new(), &socket_path(), EngineOptions::default()).unwrap();
+    let client = connect(&function);
+    let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::ACTION_TRIGGER;
+    let eventfd = IrqSetFlags::DATA_EVENTFD | IrqSetFlags::ACTION_TRIGGER;
+    for (used, other) in [(irq::MSIX, irq::MSI), (irq::MSI, irq::MSIX)] {
+        let event = Event::new().unwrap();
+        let wire = Some(event.as_fd().try_clone_to_owned().unwrap());
+        client.wire_irqs(used, 0, &[wire]).unwrap();
+        let fire = || client.set_irqs(used, 0, 1, flags, &[], &[]).unwrap();
+        client.set_irqs(other, 0, 0, flags, &[], &[]).unwrap();
+        fire();
+        assert!(event.drain(), "index {other} has taken what index {used} has");
+        client.set_irqs(other, 0, 1, eventfd, &[], &[]).unwrap();
+        fire();
+        assert!(event.drain(), "index {other} has taken the wire of index {used}");
+        client.set_irqs(used, 0, 0, flags, &[], &[]).unwrap();
+        fire();
+        assert!(!event.drain());
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod peers;
 mod registers;
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::{Access, MemoryHandle, Stream, StreamError};
@@ -70,11 +71,14 @@ pub(super) fn receive(stream: &dyn Stream) -> Result<Option<WireMessage>, WireEr
 pub(super) struct ClientSession<'a> {
     device: &'a dyn ServedDevice,
     conversation: RestingConversation,
+    /// Indices of messages by which vectors were wired and not disabled since. Another process that takes the
+    /// conversation up knows none.
+    wired: BTreeSet<u32>,
 }
 
 impl<'a> ClientSession<'a> {
     pub(super) fn new(device: &'a dyn ServedDevice, conversation: RestingConversation) -> Self {
-        ClientSession { device, conversation }
+        ClientSession { device, conversation, wired: BTreeSet::new() }
     }
 
     pub(super) fn into_conversation(self) -> RestingConversation {
@@ -261,7 +265,7 @@ impl<'a> ClientSession<'a> {
         Ok(Reply::head(&IrqInfo { argsz: size_u32::<IrqInfo>(), flags, index: asked.index, count }))
     }
 
-    fn set_irqs(&self, message: WireMessage) -> Result<Reply, RequestRefused> {
+    fn set_irqs(&mut self, message: WireMessage) -> Result<Reply, RequestRefused> {
         let set: IrqSet = sized(&message, |set: &IrqSet| set.argsz)?;
         let counts = &self.device.shape().irqs;
         let have = usize::try_from(set.index).ok().and_then(|i| counts.get(i)).copied();
@@ -273,9 +277,30 @@ impl<'a> ClientSession<'a> {
             )));
         }
         if let Some(change) = irq_change(&set, message)? {
-            self.device.set_irqs(change)?;
+            self.change_irqs(set.index, change)?;
         }
         Ok(Reply::default())
+    }
+
+    /// MSI and MSI-X have the same vectors, and a driver uses one of them. What takes wires away by the index that is not
+    /// in use leaves those of the other alone. (The kernel refuses it; a borrower's node says all that it says by both.)
+    fn change_irqs(&mut self, index: u32, change: IrqChange) -> Result<(), RequestRefused> {
+        let disables = matches!(change, IrqChange::UnwireVectors);
+        let wires = match &change {
+            IrqChange::WireVectors(_, wires) => Some(wires.iter().any(Option::is_some)),
+            _ => None,
+        };
+        let is_other = !self.wired.is_empty() && !self.wired.contains(&index);
+        if is_other && (disables || wires == Some(false)) {
+            return Ok(());
+        }
+        self.device.set_irqs(change)?;
+        if disables {
+            self.wired.remove(&index);
+        } else if wires == Some(true) {
+            self.wired.insert(index);
+        }
+        Ok(())
     }
 
     fn region_read(&self, message: &WireMessage) -> Result<Reply, RequestRefused> {
