@@ -221,18 +221,12 @@ impl Container {
     /// are; a mapping that is being made comes to its end first.
     ///
     /// # Errors
-    /// When the kernel refuses; what it refused stays mapped.
+    /// When the kernel refuses, with its first refusal; what it refused stays mapped, and nothing else.
     pub fn revoke(&self) -> Result<(), VfioError> {
         let mut mapped = locked(&self.mapped);
         // Read under the same lock.
         self.revoked.store(true, Ordering::Relaxed);
-        while let Some(entry) = mapped.first_entry() {
-            let (at, length) = (*entry.key(), entry.get().0);
-            let unmapped = kernel::unmap(&self.file, at, length);
-            unmapped.map_err(refused("the end of a mapping", format!("{at:#x}")))?;
-            entry.remove();
-        }
-        Ok(())
+        take_all(&mut mapped, |at, length| kernel::unmap(&self.file, at, length).map(drop))
     }
 
     /// How many mappings there are, and their bytes.
@@ -275,6 +269,22 @@ fn open_group(group: u32) -> Result<File, VfioError> {
         }
         opened => opened.map_err(file(path)),
     }
+}
+
+/// Ends mappings by `unmap`. Those that it refuses stay, and the first of them is told: the others end all the same.
+fn take_all(
+    mapped: &mut BTreeMap<u64, (u64, RangeTarget)>,
+    unmap: impl Fn(u64, u64) -> Result<(), Errno>,
+) -> Result<(), VfioError> {
+    let mut first = None;
+    mapped.retain(|at, (length, _)| {
+        let ended = unmap(*at, *length);
+        let refusal = ended.map_err(refused("the end of a mapping", format!("{at:#x}"))).err();
+        let stays = refusal.is_some();
+        first = first.take().or(refusal);
+        stays
+    });
+    first.map_or(Ok(()), Err)
 }
 
 /// The mappings inside of a range, by their first addresses; `None` when there is none or one is cut.
@@ -325,6 +335,24 @@ mod tests {
         assert_eq!(usable(Vec::new(), std::iter::empty()), "the ranges that it does not tell");
         let all = usable(ranges, [(0xfef0_0000, u64::MAX)].into_iter());
         assert_eq!(all, "0x0-0xfedfffff");
+    }
+
+    #[test]
+    fn a_mapping_that_cannot_be_ended_keeps_no_other() {
+        let memory = SharedMemory::create("test", 0x1000).unwrap();
+        let mapping = || (0x1000, RangeTarget::from(&memory));
+        let at = [0x1000, 0x4000, 0x8000, 0x9000];
+        let mut mapped: BTreeMap<_, _> = at.into_iter().map(|at| (at, mapping())).collect();
+        let refuses = |at, _| match at {
+            0x1000 => Err(Errno::BUSY),
+            0x8000 => Err(Errno::INVAL),
+            _ => Ok(()),
+        };
+        let refused = take_all(&mut mapped, refuses).unwrap_err();
+        assert!(matches!(refused, VfioError::Refused { cause: Errno::BUSY, .. }), "{refused}");
+        assert!(mapped.keys().eq(&[0x1000, 0x8000]), "{:x?}", mapped.keys());
+        take_all(&mut mapped, |_, _| Ok(())).unwrap();
+        assert!(mapped.is_empty());
     }
 
     #[test]
