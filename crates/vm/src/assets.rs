@@ -71,6 +71,9 @@ pub enum GuestRelease {
 }
 
 impl GuestRelease {
+    /// All of them, the default one first.
+    const ALL: [GuestRelease; 3] = [Self::Trixie, Self::Bookworm, Self::TrixieBackports];
+
     /// The name of its Debian release.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -207,45 +210,146 @@ impl Assets {
 
     /// What runs guests here: `RACKBUS_ACCEL` when set, else KVM where a guest was seen to boot
     /// under it (a `/dev/kvm` that opens is not enough), else TCG. The answer is kept in the cache
-    /// for this kernel of the host.
+    /// for this kernel of the host; until the host starts anew where a guest did not boot in time.
     ///
     /// # Errors
-    /// When `RACKBUS_ACCEL` has another value, or set-up has not been run.
+    /// When `RACKBUS_ACCEL` has another value.
     pub fn accel(&self) -> Result<Acceleration> {
         if let Ok(choice) = std::env::var("RACKBUS_ACCEL") {
             return choice.parse();
         }
-        let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-        if !usable {
-            return Ok(Acceleration::Tcg);
-        }
+        let opens = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+        Ok(if opens { self.known_or_probed() } else { Acceleration::Tcg })
+    }
+
+    /// What runs guests where `/dev/kvm` opens.
+    fn known_or_probed(&self) -> Acceleration {
         let host = rustix::system::uname();
         let kernel = host.release().to_string_lossy();
         let answer = self.cache.join(format!("accel-{kernel}"));
-        if let Some(known) = fs::read_to_string(&answer).ok().and_then(|t| t.parse().ok()) {
-            return Ok(known);
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let until_boot = format!("{} {}", Acceleration::Tcg, boot.trim());
+        let known = fs::read_to_string(&answer).unwrap_or_default();
+        if known == until_boot {
+            return Acceleration::Tcg;
+        }
+        if let Ok(known) = known.parse() {
+            return known;
         }
         tracing::info!("finding out whether KVM runs guests on this host (once)");
-        let accel = if self.probe_kvm()? { Acceleration::Kvm } else { Acceleration::Tcg };
+        let (accel, kept) = match self.probe_kvm() {
+            Ok(()) => (Acceleration::Kvm, Acceleration::Kvm.to_string()),
+            Err(error @ VmError::NotSetUp { .. }) => {
+                tracing::warn!(%error, "cannot find out whether KVM runs guests on this host");
+                return Acceleration::Tcg;
+            }
+            Err(error) => {
+                tracing::info!(%error, "KVM does not run guests on this host");
+                // On a busy host a guest may boot late.
+                let late = matches!(error, VmError::TimedOut { .. });
+                (Acceleration::Tcg, if late { until_boot } else { Acceleration::Tcg.to_string() })
+            }
+        };
         tracing::info!("guests run under {accel} here; set RACKBUS_ACCEL=kvm or tcg to change it");
-        fs::write(&answer, accel.name()).map_err(io("write", &answer))?;
-        Ok(accel)
+        if let Err(error) = fs::write(&answer, kept).map_err(io("write", &answer)) {
+            tracing::warn!(%error, "whether KVM runs guests is found out again at the next start");
+        }
+        accel
     }
 
-    fn probe_kvm(&self) -> Result<bool> {
-        let dir = std::env::temp_dir().join(format!("rackbus-kvm-probe-{}", std::process::id()));
-        let mut spec = VmSpec::new("probe", &dir, Boot::Guest(GuestRelease::Trixie));
+    /// Boots a guest under KVM, whichever is there.
+    ///
+    /// # Errors
+    /// When none is there, QEMU ends or stops with an internal error, or the guest hangs.
+    fn probe_kvm(&self) -> Result<()> {
+        let is_there = |guest: &GuestRelease| self.guest(*guest).is_ok();
+        let guest = GuestRelease::ALL.into_iter().find(is_there).unwrap_or_default();
+        // In a folder of the user's own: others may make one that has this name where all may.
+        let dir = self.cache.join(format!("kvm-probe-{}", std::process::id()));
+        let mut spec = VmSpec::new("probe", &dir.join("vm"), Boot::Guest(guest));
         spec.console = Console::Socket;
         spec.accel = Some(Acceleration::Kvm);
-        let mut vm = Vm::launch(self, &spec)?;
-        // QEMU may end, stop with an internal error, or let the guest hang: all mean no.
-        let works = vm.wait_boot(KVM_PROBE).is_ok();
-        vm.kill();
-        Ok(works)
+        let booted = Vm::launch(self, &spec).and_then(|mut vm| {
+            let booted = vm.wait_boot(KVM_PROBE);
+            vm.kill();
+            booted
+        });
+        let _ = fs::remove_dir_all(&dir);
+        booted
     }
 
     fn file(&self, what: &'static str, name: &str) -> Result<PathBuf> {
         let path = self.cache.join(name);
         if path.exists() { Ok(path) } else { Err(VmError::NotSetUp { what, path }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A cache with a QEMU that is this script, and the files of one guest.
+    fn cache(script: &str, guest: Option<GuestRelease>) -> tempfile::TempDir {
+        let cache = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = cache.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        file("qemu/run/qemu-system-x86_64", script);
+        for name in ["vmlinuz", "initrd", "root.ext4"] {
+            if let Some(guest) = guest {
+                file(&format!("guests/{}/{name}", guest.name()), "");
+            }
+        }
+        cache
+    }
+
+    fn kept(cache: &tempfile::TempDir) -> Vec<String> {
+        let files = fs::read_dir(cache.path()).unwrap().flatten();
+        let kept = files.filter(|file| file.file_type().unwrap().is_file());
+        kept.map(|file| fs::read_to_string(file.path()).unwrap()).collect()
+    }
+
+    /// QEMU ends where another hypervisor has the processor's extensions, though `/dev/kvm` opens.
+    #[test]
+    fn guests_run_under_tcg_where_qemu_ends_under_kvm() {
+        for guest in GuestRelease::ALL {
+            let cache = cache("#!/bin/sh\nexit 1\n", Some(guest));
+            let assets = Assets::in_folder(cache.path());
+            assert_eq!(assets.known_or_probed(), Acceleration::Tcg);
+            assert_eq!(kept(&cache), ["tcg"]);
+            let left = cache.path().join(format!("kvm-probe-{}", std::process::id()));
+            assert!(!left.exists());
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_where_there_is_no_guest_to_find_out_with() {
+        let cache = cache("#!/bin/sh\nexit 1\n", None);
+        assert_eq!(Assets::in_folder(cache.path()).known_or_probed(), Acceleration::Tcg);
+        assert_eq!(kept(&cache), [""; 0]);
+    }
+
+    #[test]
+    fn a_guest_that_did_not_boot_in_time_is_tried_again_when_the_host_was_started_anew() {
+        let cache = cache("#!/bin/sh\nexit 1\n", Some(GuestRelease::Trixie));
+        let assets = Assets::in_folder(cache.path());
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let answer = cache.path().join(format!("accel-{kernel}"));
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let this = format!("tcg {}", boot.trim());
+        for (before, accel, after) in [
+            (&*this, Acceleration::Tcg, &*this),
+            ("tcg 4a9bd2a6-another-boot", Acceleration::Tcg, "tcg"),
+            ("kvm", Acceleration::Kvm, "kvm"),
+        ] {
+            fs::write(&answer, before).unwrap();
+            assert_eq!(assets.known_or_probed(), accel, "{before}");
+            assert_eq!(fs::read_to_string(&answer).unwrap(), after);
+        }
     }
 }
