@@ -167,6 +167,7 @@ fn a_vm_that_is_being_moved_is_neither_stopped_nor_changed() {
         &["vm", "remove", "db", "alpha/nvme0"],
         &["vm", "add", "db", "--memory", "512M"],
         &["vm", "remove", "db", "memory0"],
+        &["vm", "move", "db", "--to", "alpha"],
     ] {
         let told = lab.rack.bad(1, args);
         assert!(told.contains("just being started, moved or stopped"), "{args:?}: {told}");

@@ -11,14 +11,13 @@ use std::time::Duration;
 use rackbus_control::api::Lease;
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError};
-use rackbus_vm::registry::NameClaim;
 use rackbus_vm::{Assets, Boot, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry};
 use tokio::task::JoinHandle;
 
 use super::leases::{function, give_back_all, leases_of, show};
 use super::memory::{check_host, check_room, plugged_mib};
 use super::running::described;
-use super::{Context, find, joined};
+use super::{Context, hold, joined};
 use crate::output::Failure;
 use crate::process::{self, EndRequests};
 
@@ -59,7 +58,8 @@ struct Moving<'a> {
 /// comes to its end first: only this process knows how the VM is to be started, and its functions may be the new host's already.
 pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failure> {
     let mut requests = EndRequests::listen();
-    let record = find(context, &args.name)?;
+    // Nobody else changes it, or takes the name while there is no VM that has it.
+    let (record, _claim) = hold(context, &args.name)?;
     let prepared = async {
         let moving = Moving::check(context, &record, &args.host).await?;
         let waiting = moving.wait_first().await?;
@@ -72,14 +72,6 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
             return Err(Failure::new("interrupted", format!("VM {} goes on where it is", args.name)));
         }
         prepared = prepared => prepared?,
-    };
-    // Nobody else takes the name while there is no VM that has it.
-    let _claim = match NameClaim::of_rack(&context.run_dir, &args.name) {
-        Ok(claim) => claim,
-        Err(error) => {
-            waiting.abort();
-            return Err(error.into());
-        }
     };
     if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
@@ -127,7 +119,7 @@ impl<'a> Moving<'a> {
         if let Err(error) = off {
             // It has them itself, where it goes on.
             kept.map(std::fs::remove_file);
-            if matches!(error, VmError::AgentBusy(_)) {
+            if matches!(error, VmError::AgentBusy(_) | VmError::NotAsked { .. }) {
                 return Err(error.into());
             }
             return Err(Failure::new(
