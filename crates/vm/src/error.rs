@@ -80,6 +80,16 @@ pub enum VmError {
         "the agent in the guest of VM '{0}' is busy with as many commands as it takes at a time"
     )]
     AgentBusy(String),
+    /// The guest could not be asked to switch itself off, and goes on.
+    #[error(
+        "the guest of VM '{name}' could not be asked to switch itself off, and goes on: {cause}"
+    )]
+    NotAsked {
+        /// The VM's name on its host.
+        name: String,
+        /// Why it could not be asked.
+        cause: Box<VmError>,
+    },
     /// Every hot-plug port of the VM is taken.
     #[error("the VM '{0}' has no free hot-plug port: start it with more (--spare-ports)")]
     NoFreePort(String),

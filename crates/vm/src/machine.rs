@@ -304,32 +304,48 @@ impl Vm {
         plugged(&self.record, &mut self.record.qmp()?)
     }
 
-    /// Switches the guest off, and ends it when it does not do so in time. Waits until it is gone.
+    /// Has the guest switch itself off, and ends it when it does not do so in time; whether it did. Waits until it is gone.
     ///
     /// # Errors
-    /// When QEMU's folder cannot be removed.
-    pub fn shutdown(mut self) -> Result<()> {
-        match self.power_off(SHUTDOWN) {
-            // The guest was not asked, and may be in the middle of something.
-            Err(error @ VmError::AgentBusy(_)) => return Err(error),
-            // One that does not is ended anyway.
-            Ok(()) | Err(_) => self.kill(),
-        }
-        Ok(())
+    /// When the guest could not be asked: it goes on, and may be in the middle of something.
+    pub fn shutdown(mut self) -> Result<bool> {
+        self.ask_to_power_off(SHUTDOWN)?;
+        let off = self.wait_off(SHUTDOWN).is_ok();
+        self.kill();
+        Ok(off)
     }
 
     /// Switches the guest off, and waits until it is. Its folder stays until it is [killed](Vm::kill).
     ///
     /// # Errors
-    /// When it does not switch itself off within `limit`: it goes on then.
+    /// When the guest cannot be asked, or does not switch itself off within `limit`: it goes on then.
     pub fn power_off(&mut self, limit: Duration) -> Result<()> {
-        if self.record.boot.starts_with("guest ") {
+        self.ask_to_power_off(limit)?;
+        self.wait_off(limit)
+    }
+
+    /// Asks the guest to switch itself off, unless the VM has ended.
+    fn ask_to_power_off(&mut self, limit: Duration) -> Result<()> {
+        let asked = if self.record.boot.starts_with("guest ") {
             // The prepared guests have nobody who listens for the power button.
-            self.free_agent(Instant::now() + limit)?.start("sync; poweroff -f", limit)?;
+            let agent = self.free_agent(Instant::now() + limit);
+            agent.and_then(|agent| agent.start("sync; poweroff -f", limit).map(drop))
         } else {
-            self.record.qmp()?.command("system_powerdown", &json!({}))?;
+            let asked = self.record.qmp();
+            asked.and_then(|mut qmp| qmp.command("system_powerdown", &json!({})).map(drop))
+        };
+        match asked {
+            Err(error @ VmError::AgentBusy(_)) => Err(error),
+            Err(cause) if self.alive() => {
+                let name = self.record.name.clone();
+                Err(VmError::NotAsked { name, cause: Box::new(cause) })
+            }
+            _ => Ok(()),
         }
-        // However long it took until the guest could be asked.
+    }
+
+    /// Waits until the guest has switched itself off, from when it was asked.
+    fn wait_off(&mut self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         while self.alive() {
             if Instant::now() >= deadline {
@@ -341,7 +357,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Ends it at once, as a power cut would, and removes its folder.
+    /// Ends it at once, as a power cut would, and removes its folder, unless another VM of its name has that meanwhile.
     pub fn kill(&mut self) {
         self.agent = None;
         match &mut self.child {
@@ -360,7 +376,9 @@ impl Vm {
                 }
             }
         }
-        remove(&self.record.dir);
+        if !self.record.is_replaced() {
+            remove(&self.record.dir);
+        }
     }
 
     /// Waits until it ends, for a VM in the foreground.
@@ -464,4 +482,46 @@ fn start_qemu(qemu: &PathBuf, args: &[String], spec: &VmSpec) -> Result<Child> {
         }
     }
     command.spawn().map_err(io("start", qemu))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A VM of one's own disk, whose QEMU is a process that answers nothing.
+    fn silent(dir: &Path) -> (VmRecord, Child) {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut record: VmRecord = serde_json::from_value(json!({
+            "name": "db", "host": "beta", "pid": child.id(), "birth": birth(child.id()),
+            "started": 0, "memory_mib": 512, "cpus": 1, "accel": "tcg", "boot": "disk /dev/null",
+            "ports": 0,
+        }))
+        .unwrap();
+        record.dir = dir.to_owned();
+        record.write().unwrap();
+        (record, child)
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_asked_to_switch_itself_off_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let (record, mut child) = silent(folder.path());
+        let refused = Vm::attach(record.clone()).shutdown();
+        assert!(matches!(refused, Err(VmError::NotAsked { .. })), "{refused:?}");
+        assert!(record.alive());
+        Vm::attach(record).kill();
+        child.wait().unwrap();
+        assert!(!folder.path().exists());
+    }
+
+    #[test]
+    fn who_ended_a_vm_leaves_the_folder_to_another_one_that_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (record, mut child) = silent(folder.path());
+        let former = VmRecord { pid: 1, birth: Some(0), ..record.clone() };
+        Vm::attach(former).kill();
+        assert!(record.alive() && folder.path().join("vm.json").exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

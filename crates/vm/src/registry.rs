@@ -117,6 +117,13 @@ impl VmRecord {
         }
     }
 
+    /// Whether its folder is another VM's by now, of the same name.
+    pub(crate) fn is_replaced(&self) -> bool {
+        let found = fs::read(self.dir.join("vm.json")).ok();
+        let found = found.and_then(|text| serde_json::from_slice::<VmRecord>(&text).ok());
+        found.is_some_and(|found| (found.pid, found.birth) != (self.pid, self.birth))
+    }
+
     /// Whether its QEMU runs.
     #[must_use]
     pub fn alive(&self) -> bool {

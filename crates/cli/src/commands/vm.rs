@@ -241,6 +241,9 @@ impl From<VmError> for Failure {
             VmError::FixedMemory(_) => "for example `rackbus vm run --max-memory 4G`",
             VmError::NoFreePort(_) => "start the VM with more --spare-ports",
             VmError::AgentBusy(_) => "wait until one of them has ended",
+            VmError::NotAsked { .. } => {
+                "try again, or end it as a power cut would: `rackbus vm stop --kill`"
+            }
             VmError::Ended { .. } => "correct what QEMU says",
             _ => "see qemu.log and console.log in the VM's folder",
         };

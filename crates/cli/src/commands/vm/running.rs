@@ -54,20 +54,25 @@ pub(super) async fn stop(args: &StopArgs, context: &Context<'_>) -> Result<(), F
         false => leases_of(context, &record).await?,
     };
     let mut vm = Vm::attach(record);
-    if args.kill {
+    let switched_off = if args.kill {
         vm.kill();
+        false
     } else {
-        vm.shutdown()?;
-    }
+        vm.shutdown()?
+    };
+    let ended = match switched_off || args.kill {
+        true => "stopped",
+        false => "was ended, as its guest did not switch itself off in time",
+    };
     let mut returned = Vec::new();
     for lease in &used {
         returned.push(give_back(context, lease.lease).await?);
     }
     let functions: Vec<&str> = used.iter().map(|l| l.function.as_str()).collect();
-    let value = json!({"vm": args.name, "returned": returned});
+    let value = json!({"vm": args.name, "switched_off": switched_off, "returned": returned});
     context.output.result(&value, |o| match functions.len() {
-        0 => o.line(&format!("VM {} stopped", args.name)),
-        _ => o.line(&format!("VM {} stopped, {} returned", args.name, functions.join(", "))),
+        0 => o.line(&format!("VM {} {ended}", args.name)),
+        _ => o.line(&format!("VM {} {ended}, {} returned", args.name, functions.join(", "))),
     });
     Ok(())
 }
