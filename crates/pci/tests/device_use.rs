@@ -173,6 +173,29 @@ fn turning_off_one_kind_of_messages_leaves_the_vectors_of_the_other() {
     }
 }
 
+/// A borrower's node cannot tell which kind its user has: what it says of vectors it says by both, in the same order.
+#[test]
+fn vectors_that_both_kinds_have_wired_are_taken_away_by_both() {
+    let function = serve_function(Probe::new(), &socket_path(), EngineOptions::default()).unwrap();
+    let client = connect(&function);
+    let flags = IrqSetFlags::DATA_NONE | IrqSetFlags::ACTION_TRIGGER;
+    let event = Event::new().unwrap();
+    let wire = || Some(event.as_fd().try_clone_to_owned().unwrap());
+    let is_wired = || {
+        client.set_irqs(irq::MSIX, 0, 1, flags, &[], &[]).unwrap();
+        event.drain()
+    };
+    let both = [irq::MSIX, irq::MSI];
+    both.iter().for_each(|index| client.wire_irqs(*index, 0, &[wire()]).unwrap());
+    assert!(is_wired());
+    both.iter().for_each(|index| client.wire_irqs(*index, 0, &[None]).unwrap());
+    assert!(!is_wired(), "one wire");
+    both.iter().for_each(|index| client.wire_irqs(*index, 0, &[wire()]).unwrap());
+    event.drain();
+    both.iter().for_each(|index| client.set_irqs(*index, 0, 0, flags, &[], &[]).unwrap());
+    assert!(!is_wired(), "all wires");
+}
+
 #[test]
 fn intx_is_level_triggered() {
     let function = serve_copier();
