@@ -8,6 +8,7 @@ mod levels;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use rackbus_fabric::rack::{DeviceSection, Rack, RackError, format_size};
 use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_net::PortOptions;
+use rackbus_net::addressing::{Station, Stations};
 use rackbus_pci::{Function, MediumAccess};
 use rackbus_qos::LevelRoom;
 
@@ -303,7 +305,7 @@ pub struct RackDevice {
 pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), RackError> {
     let names: Vec<&str> = CLASSES.iter().map(|class| class.name()).collect();
     let allowed = format!("`kind` is one of {}", list(&names));
-    let mut devices = Vec::new();
+    let (mut devices, mut places) = (Vec::new(), BTreeMap::new());
     let rack = Rack::parse_with(file, text, |section| {
         let (kind, span) = section.kind(&allowed)?;
         let Some(class) = find(kind) else {
@@ -311,6 +313,7 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         };
         let (function, kind) = (section.function().to_owned(), class.name());
         let of = || function.clone();
+        places.insert(of(), span);
         let config = class.read(section)?;
         let virtual_functions = class.virtual_functions(section)?;
         for (number, config) in (1..).zip(&virtual_functions) {
@@ -323,7 +326,26 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         }
         Ok(virtual_functions.len() as u16)
     })?;
+    check_addresses(&rack, &devices, &places).map_err(|problem| problem.locate(file, text))?;
     Ok((rack, devices))
+}
+
+/// Refuses a device with an Ethernet address that something else in the rack has. `places` has where the sections of devices
+/// are, by their names.
+fn check_addresses(
+    rack: &Rack,
+    devices: &[RackDevice],
+    places: &BTreeMap<String, Range<usize>>,
+) -> Parsed<()> {
+    let stations = Stations::of(rack, &ports(devices));
+    let Some((one, other)) = stations.with_one_address() else { return Ok(()) };
+    let section = |name: &str| devices.iter().find(|it| it.function == name).map(|it| &it.section);
+    let place = |station: &Station| places.get(section(&station.name)?).cloned();
+    wrong(
+        place(other).or_else(|| place(one)).unwrap_or_default(),
+        format!("{} and {} have the same Ethernet address, {}", one.name, other.name, one.mac),
+        "`mac` is the first of a range that nothing else in the rack has an address of",
+    )
 }
 
 /// The ports that devices have in the rack's network, by the functions that they are for.
@@ -378,6 +400,28 @@ mod tests {
         let said = refused(&device("kind = \"gpu\"\nsize = 1\n"));
         let expected = "rack.toml:4:1: unknown key `size` in device alpha/d; allowed are `kind`";
         assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn two_devices_with_addresses_in_common_are_refused() {
+        let rack = |first: &str, second: &str| {
+            let card = |name: &str, mac: &str| {
+                format!(
+                    "[hosts.{name}]\n[hosts.{name}.devices.n]\nkind = \"nic\"\nfunctions = 4\nmac = \"{mac}\"\n"
+                )
+            };
+            format!("name = \"lab\"\n{}{}", card("alpha", first), card("beta", second))
+        };
+        let parsed = |text: &str| parse_rack("rack.toml", text).map(|_| ());
+        assert!(parsed(&rack("52:54:00:00:00:00", "52:54:00:00:00:04")).is_ok());
+        let said = refused(&rack("52:54:00:00:00:00", "52:54:00:00:00:03"));
+        let expected = "rack.toml:9:8: alpha/n.vf4 and beta/n.vf1 have the same Ethernet address, 52:54:00:00:00:03;";
+        assert!(said.starts_with(expected), "{said}");
+        // A host's own.
+        let alone = parse_rack("rack.toml", "name = \"lab\"\n[hosts.alpha]\n").unwrap().0;
+        let own = Stations::of(&alone, &BTreeMap::new()).all()[0].mac.to_string();
+        let said = refused(&rack(&own, "52:54:00:00:00:04"));
+        assert!(said.contains("alpha and alpha/n.vf1 have the same Ethernet address"), "{said}");
     }
 
     #[test]

@@ -143,6 +143,12 @@ impl Stations {
         &self.all
     }
 
+    /// Two with the same Ethernet address, if there are such: the network would find one of them only.
+    pub fn with_one_address(&self) -> Option<(&Station, &Station)> {
+        let mut seen = BTreeMap::new();
+        self.all.iter().find_map(|it| seen.insert(it.mac, it).map(|former| (former, it)))
+    }
+
     /// The station of that name, and its number.
     pub fn named(&self, name: &str) -> Option<(usize, &Station)> {
         let nth = *self.by_name.get(name)?;

@@ -23,13 +23,13 @@ const CWR: u8 = 0x80;
 pub struct NotCut;
 
 /// The sum of 16-bit words, which may be folded later.
-fn sum(bytes: &[u8]) -> u64 {
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (words, last) = bytes.as_chunks::<2>();
     let words = words.iter().map(|word| u64::from(u16::from_be_bytes(*word)));
     words.sum::<u64>() + last.first().map_or(0, |byte| u64::from(*byte) << 8)
 }
 
-fn fold(mut sum: u64) -> u16 {
+pub(crate) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

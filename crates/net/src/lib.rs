@@ -24,6 +24,7 @@ pub mod capture;
 pub mod counters;
 pub mod cut;
 pub mod ethernet;
+pub mod fragment;
 mod ipv6;
 pub mod learning;
 pub mod liveness;

@@ -37,6 +37,8 @@ pub enum Fit {
     Fits,
     /// It is dropped, and its sender told by this frame.
     Answer(Vec<u8>),
+    /// It is to be cut into [fragments](crate::fragment::fragments), if its header is right.
+    Cut,
     /// It is dropped, and nobody is told: it is itself an error, or from nobody.
     Drop,
 }
@@ -49,6 +51,9 @@ pub fn fit(start: &[u8], length: usize, offload: &Offload, mtu: u16) -> Fit {
     let Some(bytes) = length.checked_sub(header.length) else { return Fit::Drop };
     if longest_packet(header.kind, packet, bytes, offload) <= usize::from(mtu) {
         return Fit::Fits;
+    }
+    if header.kind == IPV4 && offload.gso_type == GSO_NONE && may_be_cut(packet) {
+        return Fit::Cut;
     }
     let answer = match header.kind {
         IPV4 => answer_v4(packet, mtu),
@@ -103,6 +108,11 @@ fn headers_of_pieces(kind: u16, packet: &[u8], offload: &Offload) -> Option<usiz
     }
 }
 
+/// Whether an IPv4 packet's sender lets it be cut.
+fn may_be_cut(packet: &[u8]) -> bool {
+    packet.get(6).is_some_and(|flags| flags >> 5 & 2 == 0)
+}
+
 fn answer_v4(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let header = packet.get(..IPV4_HEADER)?;
     let length = usize::from(header[0] & 0xf) * 4;
@@ -112,7 +122,7 @@ fn answer_v4(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let group = to[0] >= 224;
     let is_error =
         header[9] == PROTOCOL_ICMP && packet.get(length).is_none_or(|kind| is_error_v4(*kind));
-    // Without "don't fragment" it would have to be cut, which an uplink does not.
+    // Without "don't fragment" a segment would have to be cut into segments that its sender did not ask for.
     if header[0] >> 4 != 4
         || length < IPV4_HEADER
         || flags & 2 == 0
@@ -244,8 +254,17 @@ mod tests {
     }
 
     #[test]
-    fn errors_groups_and_what_may_be_cut_are_not_answered() {
-        assert_eq!(plain(&v4(9000, 0, 17), 1500), Fit::Drop);
+    fn what_may_be_cut_is() {
+        assert_eq!(plain(&v4(9000, 0, 17), 1500), Fit::Cut);
+        assert_eq!(plain(&v4(9000, 1, 17), 1500), Fit::Cut, "a fragment");
+        assert_eq!(plain(&v4(1500, 0, 17), 1500), Fit::Fits);
+        let offload = Offload { gso_type: GSO_UDP_L4, gso_size: 3000.into(), ..Offload::default() };
+        let frame = v4(9000, 0, 17);
+        assert_eq!(fit(&frame[..LOOK], frame.len(), &offload, 1500), Fit::Drop);
+    }
+
+    #[test]
+    fn errors_and_groups_are_not_answered() {
         let mut error = v4(9000, 2, 1);
         error[14 + 20] = 11;
         assert_eq!(plain(&error, 1500), Fit::Drop);

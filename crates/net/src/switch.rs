@@ -198,6 +198,19 @@ impl StationSwitch {
         all.filter_map(outside).collect()
     }
 
+    /// Whether a frame that came by `uplink` at `now_ns` and begins with `head` is for an address that is known to be in
+    /// the rack, and not for one that nobody knows.
+    pub fn is_known_inside(&self, uplink: usize, head: &[u8], now_ns: u64) -> bool {
+        let (Some(header), Ok(vlan)) =
+            (Header::of(head), self.members[uplink].vlans.classify(head, &self.named))
+        else {
+            return false;
+        };
+        let learned = || self.table()?.find(now_ns, (vlan.id(), header.to));
+        let place = self.station_of(header.to).or_else(learned);
+        place.and_then(|at| self.members.get(at)).is_some_and(|it| !it.is_uplink)
+    }
+
     fn table(&self) -> Option<MutexGuard<'_, LearningTable>> {
         // Each change of it is whole before anything can fail.
         Some(self.learned.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))

@@ -41,6 +41,8 @@ const KICKS: usize = 64;
 
 /// The longest frame that one place holds. An interface with a larger MTU is no use with AF_XDP.
 pub const LONGEST: usize = PLACE - HEADROOM - TAILROOM;
+/// Bytes of an Ethernet header with two VLAN tags.
+const HEADERS: usize = 22;
 
 /// How the kernel hands frames over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +103,7 @@ impl XdpPort {
         let (socket, interface) = packet::keeper(name)?;
         let index = interface.index;
         let mut keeper = Keeper { socket, interface, takes_tags_again: false };
-        if keeper.interface.mtu(&keeper.socket).map_err(fail)? as usize + 22 > LONGEST {
+        if keeper.interface.mtu(&keeper.socket).map_err(fail)? as usize + HEADERS > LONGEST {
             let text =
                 format!("its MTU is too large for AF_XDP, which takes frames of {LONGEST} bytes");
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, text)));
@@ -151,12 +153,14 @@ impl XdpPort {
         &self.keeper.interface.name
     }
 
-    /// Bytes of the longest IP packet that the interface takes.
+    /// Bytes of the longest IP packet that goes out here: what the interface takes, which may be changed at any time, and
+    /// has room in a place.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the interface is gone.
     pub fn mtu(&self) -> io::Result<u16> {
-        self.keeper.interface.mtu(&self.keeper.socket)
+        let mtu = self.keeper.interface.mtu(&self.keeper.socket)?;
+        Ok(mtu.min((LONGEST - HEADERS) as u16))
     }
 
     /// Whether the interface is up and has a carrier.

@@ -20,7 +20,6 @@ pub const OFFERED: u64 = common::VERSION_1
     | net::HOST_TSO4
     | net::HOST_TSO6
     | net::HOST_ECN
-    | net::HOST_UFO
     | net::HOST_USO
     | net::MTU
     | net::MAC
@@ -33,6 +32,10 @@ pub const OFFERED: u64 = common::VERSION_1
     | net::CTRL_MAC_ADDR
     | net::GUEST_ANNOUNCE
     | net::SPEED_DUPLEX;
+
+/// What earlier versions offered besides: a state that they saved may have it. Who does not take datagrams to be cut into
+/// IP fragments cannot be given any, since nobody here cuts them so.
+pub const FORMER: u64 = net::HOST_UFO;
 
 /// What each feature needs beside it (section 5.1.3.1): all of the first mask, if any, and any of the second.
 const NEEDS: [(u64, u64, u64); 18] = [

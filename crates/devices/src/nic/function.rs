@@ -183,7 +183,12 @@ impl Nic {
             mac,
             most_pairs: pairs,
             rate,
-            transport: Transport::new(features::OFFERED | many, features::allows, queues),
+            transport: Transport::new(
+                features::OFFERED | features::FORMER | many,
+                features::allows,
+                queues,
+            )
+            .withholding(features::FORMER),
             settings: NicSettings::new(0, mac),
             inward: Shaper::new(None),
             outward: Shaper::new(None),

@@ -51,6 +51,8 @@ impl QueueRegisters {
 #[derive(Debug)]
 pub struct Transport {
     pub(super) offered: u64,
+    /// What of that is shown to no driver: one of a state that an earlier version saved may have accepted it.
+    withheld: u64,
     /// Whether a driver may accept these features.
     allowed: fn(u64) -> bool,
     pub(super) accepted: u64,
@@ -70,6 +72,7 @@ impl Transport {
     pub fn new(offered: u64, allows: fn(u64) -> bool, queues: u16) -> Transport {
         Transport {
             offered,
+            withheld: 0,
             allowed: allows,
             accepted: 0,
             feature_selects: [0; 2],
@@ -83,6 +86,16 @@ impl Transport {
         }
     }
 
+    /// The same, of which no driver sees these features, though a saved state may have them accepted.
+    #[must_use]
+    pub fn withholding(self, features: u64) -> Transport {
+        Transport { withheld: features, ..self }
+    }
+
+    fn shown(&self) -> u64 {
+        self.offered & !self.withheld
+    }
+
     /// Whether a driver may accept these together.
     pub(super) fn allows(&self, features: u64) -> bool {
         (self.allowed)(features)
@@ -94,7 +107,7 @@ impl Transport {
             irq.intx(false);
         }
         let count = self.queues.len() as u16;
-        *self = Transport::new(self.offered, self.allowed, count);
+        *self = Transport::new(self.offered, self.allowed, count).withholding(self.withheld);
     }
 
     /// Whether the driver accepted a feature.
@@ -240,7 +253,7 @@ impl Transport {
         };
         let [device, driver] = self.feature_selects;
         put(reg::DEVICE_FEATURE_SELECT, &device.to_le_bytes());
-        put(reg::DEVICE_FEATURE, &half(self.offered, device).to_le_bytes());
+        put(reg::DEVICE_FEATURE, &half(self.shown(), device).to_le_bytes());
         put(reg::DRIVER_FEATURE_SELECT, &driver.to_le_bytes());
         put(reg::DRIVER_FEATURE, &half(self.accepted, driver).to_le_bytes());
         put(reg::CONFIG_VECTOR, &self.config_vector.to_le_bytes());
@@ -326,7 +339,7 @@ impl Transport {
         // The driver sets bits and clears none; the device's own bit is not the driver's.
         let mut set = value & !status::DEVICE_NEEDS_RESET & !self.status;
         let features = self.accepted;
-        let possible = features & !self.offered == 0
+        let possible = features & !self.shown() == 0
             && features & feature::VERSION_1 != 0
             && self.allows(features);
         if set & status::FEATURES_OK != 0 && !possible {

@@ -226,6 +226,13 @@ fn addresses_behind_a_station_are_learned_and_nobody_else_uses_them() {
     let seen: Vec<MacAddress> =
         switch.seen_outside(UPLINK, 1).into_iter().map(|(mac, _)| mac).collect();
     assert_eq!(seen, [mac(ALPHA), mac(BETA), other(1), other(2), mac(GAMMA)]);
+    // Not one outside, of which a copy came, nor one that nobody knows.
+    let is_inside = |to: MacAddress| {
+        let frame = [&to.0[..], &other(8).0, seven, &[8, 0]].concat();
+        switch.is_known_inside(UPLINK, &frame, 1)
+    };
+    let places = [other(1), mac(BETA), other(9), other(7), MacAddress::BROADCAST];
+    assert_eq!(places.map(is_inside), [true, true, false, false, false]);
 }
 
 #[test]

@@ -360,8 +360,10 @@ impl FrameDevice for Interface<'_> {
             if !wanted || self.is_fenced() || !self.seat.is_active() {
                 continue;
             }
-            // What is too long for the rack continues, to be counted as that.
-            if let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
+            // What is too long for the rack continues, to be counted as that. Where addresses are learned, it may be for
+            // another host outside, which would then be sent shorter packets.
+            if self.switch.is_known_inside(self.station, start, self.now_ns)
+                && let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
                 && let Some(answer) = self.answer(answer)
             {
                 self.wire.put(&answer);
@@ -388,6 +390,12 @@ impl FrameDevice for Interface<'_> {
         }
         match fit(start, frame.bytes.len(), &frame.offload, self.mtu) {
             Fit::Fits => {}
+            Fit::Cut => {
+                return match self.wire.write_fragments(frame, self.mtu) {
+                    Ok(()) => WriteOutcome::Done,
+                    Err(cause) => WriteOutcome::Dropped(cause),
+                };
+            }
             Fit::Drop => return WriteOutcome::Dropped(Cause::Length),
             Fit::Answer(answer) => {
                 return match self.answer(answer) {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rackbus_fabric::rack::UplinkMode;
 use rackbus_memory::vectored::write_with_head;
 use rackbus_net::cut::{Cut, complete_checksum, missing_checksum};
+use rackbus_net::fragment::fragments;
 use rackbus_net::offload::{GSO_NONE, GSO_UDP_L4, NEEDS_CSUM};
 use rackbus_net::{Cause, Frame, Offload};
 use rackbus_netdev::packet::{PacketError, PacketSocket};
@@ -137,6 +138,26 @@ impl UplinkWire {
         }
     }
 
+    /// Gives it the fragments of a packet that is too long for it.
+    ///
+    /// # Errors
+    /// Why one is dropped, and what follows it.
+    pub fn write_fragments(&mut self, frame: &Frame<'_>, mtu: u16) -> Result<(), Cause> {
+        in_pieces(frame, |packet| {
+            let fragments = fragments(packet, mtu).ok_or(Cause::Length)?;
+            fragments.iter().try_for_each(|fragment| self.put_piece(fragment))
+        })
+    }
+
+    /// Gives it a frame that is as it has to be on a wire.
+    fn put_piece(&mut self, piece: &[u8]) -> Result<(), Cause> {
+        match self {
+            UplinkWire::Packet(socket) => write_piece(socket.as_fd(), piece),
+            UplinkWire::Xdp(port) if port.put(piece) => Ok(()),
+            UplinkWire::Xdp(_) => Err(Cause::Full),
+        }
+    }
+
     /// Whether VLAN tags that the interface's peer keeps beside frames are lost: those of interfaces in memory.
     pub fn loses_tags(&self) -> bool {
         let device = std::path::Path::new("/sys/class/net").join(self.name()).join("device");
@@ -182,17 +203,20 @@ pub fn write_datagrams(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(
     if frame.offload.gso_type != GSO_UDP_L4 {
         return Err(Cause::Offload);
     }
-    in_pieces(frame, |piece| {
-        let nothing = Offload::default();
-        let parts = [io::IoSlice::new(nothing.as_bytes()), io::IoSlice::new(piece)];
-        match rustix::io::writev(interface, &parts) {
-            Ok(_) => Ok(()),
-            Err(Errno::INVAL) => Err(Cause::Offload),
-            Err(Errno::MSGSIZE) => Err(Cause::Length),
-            Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
-            Err(_) => Err(Cause::Down),
-        }
-    })
+    in_pieces(frame, |piece| write_piece(interface, piece))
+}
+
+/// Gives a frame that is as it has to be on a wire.
+fn write_piece(interface: BorrowedFd<'_>, piece: &[u8]) -> Result<(), Cause> {
+    let nothing = Offload::default();
+    let parts = [io::IoSlice::new(nothing.as_bytes()), io::IoSlice::new(piece)];
+    match rustix::io::writev(interface, &parts) {
+        Ok(_) => Ok(()),
+        Err(Errno::INVAL) => Err(Cause::Offload),
+        Err(Errno::MSGSIZE) => Err(Cause::Length),
+        Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
+        Err(_) => Err(Cause::Down),
+    }
 }
 
 /// A frame as it has to be on a wire: with its checksums, in pieces that fit, each of which is given to `put`.
