@@ -73,6 +73,7 @@ impl Pairs {
             match before.get(&of) {
                 None => drop(self.unpaired.insert(of, "not in each run of the earlier build")),
                 Some((old, _)) if *old > 0.0 && new >= 0.0 => {
+                    let [old, new] = [*old, new].map(|value| distance(value, &unit));
                     let ratios = self.ratios.entry(of).or_insert_with(|| (unit, Vec::new()));
                     ratios.1.push(new / old);
                 }
@@ -80,6 +81,11 @@ impl Pairs {
             }
         }
     }
+}
+
+/// What is compared: of a ratio that is to be one how far it is from that, either way; all else as it is.
+fn distance(value: f64, unit: &str) -> f64 {
+    if unit == "ratio" { value.max(value.recip()) } else { value }
 }
 
 /// What the pairs say of one case.
@@ -123,7 +129,8 @@ fn interval(ratios: &[f64]) -> Option<Interval> {
 }
 
 fn verdict(interval: Interval, unit: &str) -> Verdict {
-    let more_is_better = ["/s", "per second", "IOPS"].iter().any(|rate| unit.contains(rate));
+    let more_is_better =
+        ["/s", "per second", "IOPS", "index"].iter().any(|rate| unit.contains(rate));
     let (more, less) = (interval.low > 1.0, interval.high < 1.0);
     match (more, less) {
         (false, false) => Verdict::Same,
@@ -226,6 +233,10 @@ pub fn run(settings: &Settings) -> Result<Comparison, BenchError> {
         };
         pairs.add(&old, new);
     }
+    if pairs.ratios.is_empty() && pairs.unpaired.is_empty() {
+        let nothing = "neither program has measured anything: see what it says was left out, and what --only names";
+        return Err(BenchError::Peer(nothing.to_owned()));
+    }
     Ok(show(&pairs))
 }
 
@@ -321,6 +332,24 @@ mod tests {
         let interval = interval(&ratios).unwrap();
         assert_eq!(verdict(interval, "us"), Verdict::Slower);
         assert_eq!(verdict(interval, "GB/s"), Verdict::Faster);
+    }
+
+    #[test]
+    fn less_even_shares_are_worse() {
+        let verdict_of = |unit: &str, before: f64, after: f64| {
+            let run = |value: f64| read(&line("shares", "even", value, unit)).unwrap();
+            let mut pairs = Pairs::default();
+            (0..15).for_each(|_| pairs.add(&run(before), run(after)));
+            let (unit, ratios) = pairs.ratios.values().next().unwrap();
+            verdict(interval(ratios).unwrap(), unit)
+        };
+        assert_eq!(verdict_of("index", 0.99, 0.7), Verdict::Slower);
+        assert_eq!(verdict_of("index", 0.7, 0.99), Verdict::Faster);
+        for uneven in [0.4, 2.5] {
+            assert_eq!(verdict_of("ratio", 1.0, uneven), Verdict::Slower);
+            assert_eq!(verdict_of("ratio", uneven, 1.1), Verdict::Faster);
+        }
+        assert_eq!(verdict_of("ratio", 2.5, 0.4), Verdict::Same);
     }
 
     #[test]

@@ -22,11 +22,13 @@ const DRIVES: usize = 8;
 const DEPTH: usize = 32;
 /// Bytes of an operation where drives are driven together.
 const BLOCK: usize = 4096;
+/// Blocks that are read of each of them: of the one that is driven alone as many as of all, so that caches hold as much.
+const PART: u64 = (STORE / BLOCK / DRIVES) as u64;
 
 const READ_1: ClientLoad = ClientLoad::new(BLOCK, 1, false, true);
 const SEQUENTIAL_8: ClientLoad = ClientLoad::new(128 << 10, 8, false, false);
 
-/// A rack in which `alpha` has eight drives, which `beta` borrows; the first two are as large as the others together.
+/// A rack in which `alpha` has eight drives, which `beta` borrows.
 fn rack_file() -> String {
     let drive = |at: usize| {
         let mib = if at < 2 { STORE >> 20 } else { 64 };
@@ -117,8 +119,9 @@ struct Lane {
     free: Vec<DriveBuffer>,
     /// Which buffer a command uses, by its identifier.
     by_id: Vec<Option<DriveBuffer>>,
-    /// The block that is read next.
+    /// The block that is read next, of the first so many.
     next: u64,
+    blocks: u64,
 }
 
 impl Lane {
@@ -127,16 +130,15 @@ impl Lane {
         let missing = DriveError::Request("the drive was opened with less data");
         let free = free.collect::<Option<Vec<_>>>().ok_or(missing)?;
         let by_id = vec![None; drive.parts().0.depth()];
-        Ok(Lane { drive, free, by_id, next: 1 })
+        Ok(Lane { drive, free, by_id, next: 1, blocks: PART })
     }
 
     /// Sends what there are buffers for, and takes what has completed; how many that is.
     fn turn(&mut self, refill: bool) -> Result<u64, BenchError> {
-        let blocks = self.drive.info().blocks;
         let (queue, device, _) = self.drive.parts();
         while refill && let Some(buffer) = self.free.pop() {
             self.next = self.next.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let lba = (self.next >> 20) % blocks;
+            let lba = (self.next >> 20) % self.blocks;
             let id = queue.submit(IoOpcode::Read, lba, 1, buffer, false)?;
             self.by_id[usize::from(id)] = Some(buffer);
         }
@@ -211,8 +213,10 @@ fn together(
         || {
             let one = &mut lanes.borrow_mut()[..1];
             one[0].free.append(&mut spare.borrow_mut());
+            one[0].blocks = PART * DRIVES as u64;
             let rate = drive_all(one, settings.time)?;
             *spare.borrow_mut() = one[0].free.split_off(DEPTH / DRIVES);
+            one[0].blocks = PART;
             Ok(rate)
         },
         |eight, one| eight / one,

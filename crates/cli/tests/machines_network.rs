@@ -29,7 +29,7 @@ impl Lab {
     /// Machines whose hosts have interfaces; `None` without the right to.
     fn up(test: &str, network: &str) -> Option<Lab> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
-            eprintln!("skipped: making network interfaces takes root and /dev/net/tun");
+            support::not_tested("making network interfaces takes root and /dev/net/tun");
             return None;
         }
         let name = format!("m{}{test}", std::process::id());

@@ -54,7 +54,7 @@ fn built() -> PathBuf {
 #[test]
 fn the_package_has_programs_libraries_units_and_settings() {
     if !has("dpkg-deb") {
-        eprintln!("\n*** NOT TESTED: there is no dpkg-deb here ***\n");
+        support::not_tested("there is no dpkg-deb here");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn the_package_has_programs_libraries_units_and_settings() {
     run(Command::new(&program).args(["node-id", "--help"]));
 
     if !has("systemd-analyze") {
-        eprintln!("\n*** NOT TESTED: there is no systemd-analyze here ***\n");
+        support::not_tested("there is no systemd-analyze here");
         return;
     }
     for unit in ["rackbus-control.service", "rackbus-node.service"] {

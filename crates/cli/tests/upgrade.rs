@@ -35,7 +35,7 @@ fn previous() -> Option<PathBuf> {
     let named = std::env::var_os(PREVIOUS).map(PathBuf::from);
     match &named {
         Some(named) => assert!(named.exists(), "{PREVIOUS} names {}", named.display()),
-        None => eprintln!("\n*** NOT TESTED: `make test-upgrade` builds the version before ***\n"),
+        None => support::not_tested("`make test-upgrade` builds the version before"),
     }
     named
 }

@@ -31,7 +31,7 @@ fn ip(args: &[&str]) {
 fn may() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("\n*** NOT TESTED: making network interfaces takes root ***\n");
+        support::not_tested("making network interfaces takes root");
     }
     is_root && has("ip") && has("ping")
 }

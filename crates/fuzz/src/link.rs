@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rackbus_identity::Versions;
 use rackbus_link::shm::{ShmLink, hear};
 use rackbus_link::{Connect, Hello, HelloReply, LinkError, Purpose, VERSIONS};
 use rackbus_memory::{Event, Stream};
@@ -119,9 +120,20 @@ fn answer(said: &[u8]) {
         link.connect(&path.display().to_string(), &hello)
     });
     let _ = std::fs::remove_file(&path);
-    let welcome = said.get(4..).and_then(|text| serde_json::from_slice::<HelloReply>(text).ok());
+    let framed =
+        |length: &[u8; 4]| said.get(4..4_usize.checked_add(u32::from_le_bytes(*length) as usize)?);
+    let framed = said.first_chunk().and_then(framed);
+    let welcome = framed.and_then(|text| serde_json::from_slice::<HelloReply>(text).ok());
     match outcome {
-        Ok(_) => {}
+        Ok(_) => {
+            let answer = welcome.expect("it has said nothing that is an answer");
+            let version = match answer {
+                HelloReply::Accepted => return,
+                HelloReply::AcceptedAs(version) => version,
+                HelloReply::Refused(reason) => panic!("{reason:?} was taken for a welcome"),
+            };
+            assert!(VERSIONS.common(Versions::new(version, version)).is_ok(), "{version}");
+        }
         Err(LinkError::Refused { reason, .. }) => {
             if let Some(welcome) = welcome {
                 assert_eq!(welcome, HelloReply::Refused(reason));

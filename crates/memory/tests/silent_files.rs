@@ -2,6 +2,7 @@
 //! namespace of its own.
 #![allow(unsafe_code)] // unshare(2) of one thread
 
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -31,10 +32,15 @@ fn silent_file(folder: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok((file, server))
 }
 
+/// Says so where the output of tests that pass is not kept back.
+fn not_tested(why: &str) {
+    let _ = writeln!(std::io::stderr(), "\n*** NOT TESTED: {why} ***\n");
+}
+
 #[test]
 fn nobody_waits_for_a_file_that_does_not_answer() {
     if !rustix::process::geteuid().is_root() {
-        return eprintln!("left out: mounting takes root");
+        return not_tested("mounting takes root");
     }
     // Empty for everybody but the thread that mounts something there, with whom the mount goes.
     let folder = tempfile::tempdir().unwrap();
@@ -57,7 +63,7 @@ fn nobody_waits_for_a_file_that_does_not_answer() {
     for _ in 0..2 {
         match outcome.recv_timeout(PATIENCE) {
             Ok(Ok((what, refused))) => assert!(refused, "it counts as {what}"),
-            Ok(Err(error)) => return eprintln!("left out: no such file system here: {error}"),
+            Ok(Err(error)) => return not_tested(&format!("no such file system here: {error}")),
             Err(_) => {
                 // Whoever waits is let go.
                 drop(server.try_recv());

@@ -210,7 +210,7 @@ impl Assets {
 
     /// What runs guests here: `RACKBUS_ACCEL` when set, else KVM where a guest was seen to boot
     /// under it (a `/dev/kvm` that opens is not enough), else TCG. The answer is kept in the cache
-    /// for this kernel of the host; until the host starts anew where a guest did not boot in time.
+    /// for this kernel of the host, and TCG until the host starts anew: another hypervisor may have had KVM.
     ///
     /// # Errors
     /// When `RACKBUS_ACCEL` has another value.
@@ -245,9 +245,7 @@ impl Assets {
             }
             Err(error) => {
                 tracing::info!(%error, "KVM does not run guests on this host");
-                // On a busy host a guest may boot late.
-                let late = matches!(error, VmError::TimedOut { .. });
-                (Acceleration::Tcg, if late { until_boot } else { Acceleration::Tcg.to_string() })
+                (Acceleration::Tcg, until_boot)
             }
         };
         tracing::info!("guests run under {accel} here; set RACKBUS_ACCEL=kvm or tcg to change it");
@@ -321,7 +319,7 @@ mod tests {
             let cache = cache("#!/bin/sh\nexit 1\n", Some(guest));
             let assets = Assets::in_folder(cache.path());
             assert_eq!(assets.known_or_probed(), Acceleration::Tcg);
-            assert_eq!(kept(&cache), ["tcg"]);
+            assert!(kept(&cache)[0].starts_with("tcg ") && kept(&cache).len() == 1);
             let left = cache.path().join(format!("kvm-probe-{}", std::process::id()));
             assert!(!left.exists());
         }
@@ -335,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_did_not_boot_in_time_is_tried_again_when_the_host_was_started_anew() {
+    fn what_did_not_work_is_tried_again_when_the_host_was_started_anew() {
         let cache = cache("#!/bin/sh\nexit 1\n", Some(GuestRelease::Trixie));
         let assets = Assets::in_folder(cache.path());
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -344,7 +342,8 @@ mod tests {
         let this = format!("tcg {}", boot.trim());
         for (before, accel, after) in [
             (&*this, Acceleration::Tcg, &*this),
-            ("tcg 4a9bd2a6-another-boot", Acceleration::Tcg, "tcg"),
+            ("tcg 4a9bd2a6-another-boot", Acceleration::Tcg, &*this),
+            ("tcg", Acceleration::Tcg, "tcg"),
             ("kvm", Acceleration::Kvm, "kvm"),
         ] {
             fs::write(&answer, before).unwrap();

@@ -42,11 +42,14 @@ fn noise(size: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(size).collect()
 }
 
+/// Bytes of a message before it is compressed.
+const MESSAGE: usize = 16 << 10;
+
 /// Tenants that pay the same, by what they send.
 pub fn pairs() -> Vec<(&'static str, [Sends; 2])> {
     let (deflate, sha3) = (Operation::Deflate, Operation::Sha3_512);
     let page = sends(sha3, vec![0; 4 << 10]);
-    let packed = direct::message(Operation::Inflate, 16 << 10);
+    let packed = direct::message(Operation::Inflate, MESSAGE);
     vec![
         ("the same", equal()),
         ("noise and zeroes", [sends(deflate, noise(64 << 10)), sends(deflate, vec![0; 64 << 10])]),
@@ -55,7 +58,7 @@ pub fn pairs() -> Vec<(&'static str, [Sends; 2])> {
         ("4 queue pairs and 1", [Sends { queues: 4, ..page.clone() }, page]),
         (
             "compression and decompression",
-            [sends(deflate, noise(16 << 10)), sends(Operation::Inflate, packed)],
+            [sends(deflate, noise(MESSAGE)), sends(Operation::Inflate, packed)],
         ),
     ]
 }
@@ -101,7 +104,12 @@ impl Tenant {
                 self.accel.push(queue, &self.descriptor).map_err(failed)?;
             }
             self.accel.ring(queue).map_err(failed)?;
-            while self.accel.poll(queue).map_err(failed)?.is_some() {}
+            while let Some(completion) = self.accel.poll(queue).map_err(failed)? {
+                if completion.status != 0 {
+                    let status = completion.status;
+                    return Err(BenchError::Peer(format!("it ended with status {status}")));
+                }
+            }
         }
         Ok(())
     }
@@ -115,7 +123,9 @@ fn describe(accel: &Accel, sends: &Sends, at: usize) -> Result<Descriptor, Bench
     }
     let stages = [(sends.operation, 0)];
     let work = MessageWork { stages: &stages, ..MessageWork::default() };
-    let room = length + length / 4 + 1024;
+    // What is not compressible becomes a little longer, and what is compressed as long as it was.
+    let whole = if sends.operation == Operation::Inflate { MESSAGE } else { length };
+    let room = whole + whole / 4 + 1024;
     accel.describe(&work, (at, length), (at + (128 << 10), room)).map_err(failed)
 }
 

@@ -31,7 +31,7 @@ pub fn etcd() -> Option<PathBuf> {
     let found = found.find(|it| it.exists());
     if found.is_none() {
         let remedy = "`scripts/setup etcd` takes it from Debian";
-        eprintln!("\n*** NOT TESTED: there is no etcd here; {remedy} ***\n");
+        super::support::not_tested(&format!("there is no etcd here; {remedy}"));
     }
     found
 }

@@ -11,6 +11,7 @@ pub mod programs;
 pub mod relay;
 
 use std::future::Future;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -27,6 +28,11 @@ use serde_json::Value;
 
 /// After this long a test fails instead of waiting on.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Says that something is left out, and why, also where the output of tests that pass is kept back.
+pub fn not_tested(why: &str) {
+    let _ = writeln!(std::io::stderr(), "\n*** NOT TESTED: {why} ***\n");
+}
 
 /// What the rack files of tests say of leases that are to live on while a busy machine keeps their borrower from renewing them.
 const LONG_LEASES: &str = "lease_ttl = \"15 s\"";

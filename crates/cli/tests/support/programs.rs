@@ -38,7 +38,7 @@ pub fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &look]).env("PATH", path()).output();
     let found = found.unwrap().status.success();
     if !found {
-        eprintln!("\n*** NOT TESTED: {program} is not here; `scripts/setup programs` has it ***\n");
+        super::not_tested(&format!("{program} is not here; `scripts/setup programs` has it"));
     }
     found
 }

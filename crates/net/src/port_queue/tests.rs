@@ -159,15 +159,7 @@ impl World {
             Some(held) => held,
             None => {
                 let to = (from + 1 + self.random.below(STATIONS - 1)) % STATIONS;
-                let flow = self.flows.entry((from, to)).or_default();
-                flow.sent += 1;
-                let all = self.stations.all();
-                let length = 60 + self.random.below(1400);
-                let body = (0..length).map(|at| (flow.sent as usize + at) as u8);
-                let mut frame = [&all[to].mac.0[..], &all[from].mac.0, &KIND].concat();
-                frame.extend(flow.sent.to_le_bytes());
-                frame.extend(body);
-                (to, frame)
+                (to, self.next_frame(from, to))
             }
         };
         match self.queues[from].send_checked(Offload::default(), &frame, &[]) {
@@ -180,6 +172,36 @@ impl World {
             Sent::Dropped(other) => panic!("{other:?}"),
         }
         self.queues[from].flush();
+    }
+
+    /// The next frame of a flow.
+    fn next_frame(&mut self, from: usize, to: usize) -> Vec<u8> {
+        let flow = self.flows.entry((from, to)).or_default();
+        flow.sent += 1;
+        let all = self.stations.all();
+        let length = 60 + self.random.below(1400);
+        let body = (0..length).map(|at| (flow.sent as usize + at) as u8);
+        let mut frame = [&all[to].mac.0[..], &all[from].mac.0, &KIND].concat();
+        frame.extend(flow.sent.to_le_bytes());
+        frame.extend(body);
+        frame
+    }
+
+    /// Has a station send to another one until something is taken, while all is well and all is received.
+    fn gets_through(&mut self, from: usize, to: usize) -> Result<bool, String> {
+        let taken = |world: &World| world.flows.get(&(from, to)).map_or(0, |it| it.accepted.len());
+        let before = taken(self);
+        for _ in 0..4 {
+            let frame = self.next_frame(from, to);
+            self.held[from] = Some((to, frame));
+            self.send(from);
+            self.clock.fetch_add(1_000_000_000, Ordering::Relaxed);
+            self.answer(true);
+            for at in 0..STATIONS {
+                while self.receive(at, 1000)? {}
+            }
+        }
+        Ok(taken(self) > before)
     }
 
     /// Takes what there is, at most so many frames; true when there was something.
@@ -272,6 +294,12 @@ impl World {
             return Err(format!("{from} still waits for room"));
         }
         let honest = |(from, to): &(usize, usize)| *from != HOSTILE && *to != HOSTILE;
+        let pairs = (0..STATIONS).flat_map(|from| (0..STATIONS).map(move |to| (from, to)));
+        for (from, to) in pairs.filter(|pair| pair.0 != pair.1 && honest(pair)) {
+            if !self.gets_through(from, to)? {
+                return Err(format!("{from} sends nothing to {to} any more"));
+            }
+        }
         for (pair, flow) in self.flows.iter().filter(|(pair, _)| honest(pair)) {
             if flow.accepted != flow.received {
                 let (sent, got) = (flow.accepted.len(), flow.received.len());

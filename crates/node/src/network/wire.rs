@@ -153,8 +153,7 @@ impl UplinkWire {
     fn put_piece(&mut self, piece: &[u8]) -> Result<(), Cause> {
         match self {
             UplinkWire::Packet(socket) => write_piece(socket.as_fd(), piece),
-            UplinkWire::Xdp(port) if port.put(piece) => Ok(()),
-            UplinkWire::Xdp(_) => Err(Cause::Full),
+            UplinkWire::Xdp(port) => put_piece(port, piece),
         }
     }
 
@@ -195,7 +194,11 @@ impl AsFd for UplinkWire {
 
 /// Puts a frame into the ring as it has to be on a wire.
 fn write_whole(port: &mut XdpPort, frame: &Frame<'_>) -> Result<(), Cause> {
-    in_pieces(frame, |piece| if port.put(piece) { Ok(()) } else { Err(Cause::Full) })
+    in_pieces(frame, |piece| put_piece(port, piece))
+}
+
+fn put_piece(port: &mut XdpPort, piece: &[u8]) -> Result<(), Cause> {
+    if port.put(piece) { Ok(()) } else { Err(Cause::Full) }
 }
 
 /// Gives datagrams one by one to a kernel that takes no frame of many of them: Linux before 6.2.
