@@ -26,6 +26,10 @@ pub fn fragments(frame: &[u8], mtu: u16) -> Option<Vec<Vec<u8>>> {
         return None;
     }
     let (header, payload) = (packet.get(..length)?, packet.get(length..total)?);
+    // A header that came damaged is not to leave with a checksum that is right.
+    if fold(sum(header)) != 0 {
+        return None;
+    }
     let first = usize::from(place & (MORE - 1)) * UNIT;
     if first + payload.len() > usize::from(u16::MAX) {
         return None;
@@ -96,7 +100,10 @@ mod tests {
         header[4..6].copy_from_slice(&[0x12, 0x34]);
         header[6..8].copy_from_slice(&place.to_be_bytes());
         (header[8], header[9]) = (64, 17);
-        [&[2; 12][..], &[8, 0], &header, options, payload].concat()
+        header.extend_from_slice(options);
+        let checksum = fold(sum(&header));
+        header[10..12].copy_from_slice(&checksum.to_be_bytes());
+        [&[2; 12][..], &[8, 0], &header, payload].concat()
     }
 
     /// Where a fragment's payload is in the packet, the payload, and whether more follows.
@@ -136,9 +143,20 @@ mod tests {
 
         #[test]
         fn any_bytes_are_cut_or_refused(
-            bytes in prop::collection::vec(any::<u8>(), 0..300), mtu in any::<u16>(),
+            bytes in prop::collection::vec(any::<u8>(), 0..300), words in 0usize..16, lost in 0usize..300,
+            mtu in any::<u16>(),
         ) {
-            let frame = [&[2; 12][..], &[8, 0, 0x45], &bytes].concat();
+            let mut packet = [&[0x40 | words as u8][..], &bytes].concat();
+            let total = packet.len().saturating_sub(lost / 8) as u16;
+            if let (Some(place), header) = (packet.get_mut(2..4), 4 * words) {
+                place.copy_from_slice(&total.to_be_bytes());
+                if let Some(header) = packet.get_mut(..header).filter(|it| it.len() >= HEADER) {
+                    header[10..12].fill(0);
+                    let checksum = fold(sum(header));
+                    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+                }
+            }
+            let frame = [&[2; 12][..], &[8, 0], &packet].concat();
             for fragment in fragments(&frame, mtu).unwrap_or_default() {
                 prop_assert!(fragment.len() <= 14 + usize::from(mtu));
             }
@@ -160,6 +178,9 @@ mod tests {
     #[test]
     fn what_is_not_to_be_cut_is_refused() {
         assert_eq!(fragments(&frame(&[], DONT_FRAGMENT, &[1; 100]), 68), None);
+        let mut damaged = frame(&[], 0, &[1; 100]);
+        damaged[14 + 8] -= 1;
+        assert_eq!(fragments(&damaged, 68), None);
         let mut other = frame(&[], 0, &[1; 100]);
         other[13] = 6;
         assert_eq!(fragments(&other, 68), None);

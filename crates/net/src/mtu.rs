@@ -37,9 +37,10 @@ pub enum Fit {
     Fits,
     /// It is dropped, and its sender told by this frame.
     Answer(Vec<u8>),
-    /// It is to be cut into [fragments](crate::fragment::fragments), if its header is right.
+    /// It is to be cut into [fragments](crate::fragment::fragments), each of its pieces where it is a segment, if its
+    /// header is right.
     Cut,
-    /// It is dropped, and nobody is told: it is itself an error, or from nobody.
+    /// It is dropped, and nobody is told: it is itself an error, from nobody, or nobody can cut it.
     Drop,
 }
 
@@ -52,7 +53,7 @@ pub fn fit(start: &[u8], length: usize, offload: &Offload, mtu: u16) -> Fit {
     if longest_packet(header.kind, packet, bytes, offload) <= usize::from(mtu) {
         return Fit::Fits;
     }
-    if header.kind == IPV4 && offload.gso_type == GSO_NONE && may_be_cut(packet) {
+    if header.kind == IPV4 && offload.gso_type & !GSO_ECN != GSO_UDP && may_be_cut(packet) {
         return Fit::Cut;
     }
     let answer = match header.kind {
@@ -122,7 +123,7 @@ fn answer_v4(packet: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let group = to[0] >= 224;
     let is_error =
         header[9] == PROTOCOL_ICMP && packet.get(length).is_none_or(|kind| is_error_v4(*kind));
-    // Without "don't fragment" a segment would have to be cut into segments that its sender did not ask for.
+    // Without "don't fragment" it is cut.
     if header[0] >> 4 != 4
         || length < IPV4_HEADER
         || flags & 2 == 0
@@ -260,7 +261,9 @@ mod tests {
         assert_eq!(plain(&v4(1500, 0, 17), 1500), Fit::Fits);
         let offload = Offload { gso_type: GSO_UDP_L4, gso_size: 3000.into(), ..Offload::default() };
         let frame = v4(9000, 0, 17);
-        assert_eq!(fit(&frame[..LOOK], frame.len(), &offload, 1500), Fit::Drop);
+        assert_eq!(fit(&frame[..LOOK], frame.len(), &offload, 1500), Fit::Cut, "datagrams");
+        let legacy = Offload { gso_type: GSO_UDP, gso_size: 3000.into(), ..Offload::default() };
+        assert_eq!(fit(&frame[..LOOK], frame.len(), &legacy, 1500), Fit::Drop);
     }
 
     #[test]

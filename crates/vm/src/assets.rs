@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -233,19 +234,19 @@ impl Assets {
         if known == until_boot {
             return Acceleration::Tcg;
         }
-        if let Ok(known) = known.parse() {
-            return known;
+        if known == Acceleration::Kvm.name() {
+            return Acceleration::Kvm;
         }
         tracing::info!("finding out whether KVM runs guests on this host (once)");
         let (accel, kept) = match self.probe_kvm() {
-            Ok(()) => (Acceleration::Kvm, Acceleration::Kvm.to_string()),
-            Err(error @ VmError::NotSetUp { .. }) => {
-                tracing::warn!(%error, "cannot find out whether KVM runs guests on this host");
-                return Acceleration::Tcg;
-            }
-            Err(error) => {
+            Ok(Ok(())) => (Acceleration::Kvm, Acceleration::Kvm.to_string()),
+            Ok(Err(error)) => {
                 tracing::info!(%error, "KVM does not run guests on this host");
                 (Acceleration::Tcg, until_boot)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot find out whether KVM runs guests on this host");
+                return Acceleration::Tcg;
             }
         };
         tracing::info!("guests run under {accel} here; set RACKBUS_ACCEL=kvm or tcg to change it");
@@ -255,11 +256,15 @@ impl Assets {
         accel
     }
 
-    /// Boots a guest under KVM, whichever is there.
+    /// Boots a guest under KVM, whichever is there: whether it does, or why not, since QEMU ends or stops with an internal
+    /// error, or the guest hangs.
     ///
     /// # Errors
-    /// When none is there, QEMU ends or stops with an internal error, or the guest hangs.
-    fn probe_kvm(&self) -> Result<()> {
+    /// When that cannot be found out: there is no guest, or QEMU cannot be started.
+    fn probe_kvm(&self) -> Result<Result<()>> {
+        // In a folder of this process'.
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let is_there = |guest: &GuestRelease| self.guest(*guest).is_ok();
         let guest = GuestRelease::ALL.into_iter().find(is_there).unwrap_or_default();
         // In a folder of the user's own: others may make one that has this name where all may.
@@ -267,11 +272,15 @@ impl Assets {
         let mut spec = VmSpec::new("probe", &dir.join("vm"), Boot::Guest(guest));
         spec.console = Console::Socket;
         spec.accel = Some(Acceleration::Kvm);
-        let booted = Vm::launch(self, &spec).and_then(|mut vm| {
-            let booted = vm.wait_boot(KVM_PROBE);
-            vm.kill();
-            booted
-        });
+        let booted = match Vm::launch(self, &spec) {
+            Ok(mut vm) => {
+                let booted = vm.wait_boot(KVM_PROBE);
+                vm.kill();
+                Ok(booted)
+            }
+            Err(error @ VmError::Ended { .. }) => Ok(Err(error)),
+            Err(error) => Err(error),
+        };
         let _ = fs::remove_dir_all(&dir);
         booted
     }
@@ -343,7 +352,7 @@ mod tests {
         for (before, accel, after) in [
             (&*this, Acceleration::Tcg, &*this),
             ("tcg 4a9bd2a6-another-boot", Acceleration::Tcg, &*this),
-            ("tcg", Acceleration::Tcg, "tcg"),
+            ("tcg", Acceleration::Tcg, &*this),
             ("kvm", Acceleration::Kvm, "kvm"),
         ] {
             fs::write(&answer, before).unwrap();

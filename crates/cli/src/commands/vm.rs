@@ -279,7 +279,8 @@ fn hold(context: &Context<'_>, name: &str) -> Result<(VmRecord, NameClaim), Fail
         Ok(claim) => claim,
         Err(VmError::Exists(_)) => {
             let error = format!("VM '{name}' is just being started, moved or stopped");
-            return Err(Failure::new(error, "try again when that is done"));
+            let remedy = "try again when that is done; a `vm move` that still waits can be ended";
+            return Err(Failure::new(error, remedy));
         }
         Err(error) => return Err(error.into()),
     };

@@ -19,6 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_memory::{SharedMemory, sparse};
 use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom};
@@ -67,7 +68,7 @@ enum Home {
     Memory,
     /// In the file of this name, which `lock` keeps for this process: a file beside it that no user is
     /// given, as who has a file can lock it, and keeps a lock that was taken by its descriptor. It has the
-    /// span's length in it, as who has a file can change its size, too.
+    /// span's length in it while somebody has the file, who can change its size, too.
     File { path: PathBuf, lock: File },
     /// At another node, which takes them away itself.
     Elsewhere,
@@ -82,6 +83,8 @@ pub struct MemorySpan {
     /// All of the file's bytes have room on its disk, so that no store fails for want of it.
     reserved: bool,
     file: File,
+    /// Somebody may have been given the file, and the lock says how long it is.
+    noted: AtomicBool,
 }
 
 impl MemorySpan {
@@ -91,7 +94,12 @@ impl MemorySpan {
     /// [`SpanError::Memory`].
     pub fn memory(length: u64, at_return: AtReturn) -> Result<MemorySpan, SpanError> {
         let file = File::from(SharedMemory::reserve("memory", length)?);
-        Ok(MemorySpan { home: Home::Memory, length, at_return, reserved: false, file })
+        Ok(MemorySpan::new(Home::Memory, length, at_return, file))
+    }
+
+    fn new(home: Home, length: u64, at_return: AtReturn, file: File) -> MemorySpan {
+        let noted = AtomicBool::new(false);
+        MemorySpan { home, length, at_return, reserved: false, file, noted }
     }
 
     /// As [`file`](MemorySpan::file), with room on the disk for all of it, and its content kept at return: a store by
@@ -148,13 +156,10 @@ impl MemorySpan {
                 return Err(refused(text));
             }
         }
-        if noted != Some(length) {
-            // Before any user has the file.
-            note_length(&lock, length)
-                .map_err(self::failed(&beside(path, LOCK), "cannot write"))?;
-        }
         let home = Home::File { path: path.to_owned(), lock };
-        let mut span = MemorySpan { home, length, at_return, reserved, file };
+        let noted = AtomicBool::new(noted.is_some());
+        let mut span =
+            MemorySpan { reserved, noted, ..MemorySpan::new(home, length, at_return, file) };
         span.take_away()?;
         Ok(span)
     }
@@ -179,8 +184,7 @@ impl MemorySpan {
     /// [`SpanError::Unfit`].
     pub fn elsewhere(file: OwnedFd, length: u64) -> Result<MemorySpan, SpanError> {
         let file = MemorySpan::passed_on(file, length)?;
-        let (home, at_return) = (Home::Elsewhere, AtReturn::Keep);
-        Ok(MemorySpan { home, length, at_return, reserved: false, file })
+        Ok(MemorySpan::new(Home::Elsewhere, length, AtReturn::Keep, file))
     }
 
     /// The span that an earlier life of its function passed on as [`files`](MemorySpan::files): at `path`,
@@ -205,7 +209,10 @@ impl MemorySpan {
             },
             (Some(_), None) => return Err(SpanError::Unfit(length)),
         };
-        Ok(MemorySpan { home, length, at_return, reserved: false, file })
+        let span = MemorySpan::new(home, length, at_return, file);
+        // Versions before did not: without it a crash may leave a file that is refused.
+        let _ = span.note();
+        Ok(span)
     }
 
     /// As [`again`](MemorySpan::again), of a span that was [reserved](MemorySpan::reserved).
@@ -243,6 +250,7 @@ impl MemorySpan {
             Home::File { lock, .. } => Some(lock),
             Home::Memory | Home::Elsewhere => None,
         };
+        self.note()?;
         let files = [Some(&self.file), lock].into_iter().flatten();
         files.map(|file| file.as_fd().try_clone_to_owned()).collect()
     }
@@ -256,10 +264,22 @@ impl MemorySpan {
     /// the user does to its flags (`O_APPEND`) is not done to this process'.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// When the process has no descriptors left, or the length cannot be noted.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.note()?;
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         Ok(File::options().read(true).write(true).open(own)?.into())
+    }
+
+    /// Notes the length where nobody who is given the file can change it.
+    fn note(&self) -> io::Result<()> {
+        let Home::File { lock, .. } = &self.home else { return Ok(()) };
+        if self.noted.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        note_length(lock, self.length)?;
+        self.noted.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Reads from `offset` on.
@@ -294,12 +314,16 @@ impl MemorySpan {
                 }
                 std::mem::replace(&mut self.file, File::from(new))
             }
-            Home::File { path, .. } => {
+            Home::File { path, lock } => {
                 let (new, folder) = (self.move_file(path)?, folder_of(path).to_owned());
                 let old = std::mem::replace(&mut self.file, new);
                 // The old one is emptied only when its name leads to the new one for good.
                 let synced = File::open(&folder).and_then(|folder| folder.sync_all());
                 synced.map_err(failed(&folder, "cannot write"))?;
+                // Nobody has the new one yet: another length is its owner's doing.
+                if self.noted.swap(false, Ordering::AcqRel) {
+                    let _ = lock.set_len(0);
+                }
                 old
             }
         };

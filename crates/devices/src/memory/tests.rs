@@ -199,6 +199,11 @@ fn a_file_of_another_size_is_refused_until_the_size_is_said() {
     drop(MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap());
     let refused = MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap_err().to_string();
     assert!(refused.contains("it has 2097152 bytes, not 1048576"), "{refused}");
+    // Nobody was given the file since it was made whole: who extended it has the lender's machine.
+    drop(MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap());
+    File::options().write(true).open(&path).unwrap().set_len(3 * SIZE).unwrap();
+    let refused = MemorySpan::file(&path, 2 * SIZE, AtReturn::Keep).unwrap_err().to_string();
+    assert!(refused.contains("it has 3145728 bytes, not 2097152"), "{refused}");
     // Whatever was there before, a file that is gone is made.
     std::fs::remove_file(&path).unwrap();
     drop(MemorySpan::file(&path, SIZE, AtReturn::Keep).unwrap());

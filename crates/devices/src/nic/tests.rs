@@ -133,6 +133,20 @@ fn without_messages_the_pin_is_high_until_its_cause_is_read() {
     assert_eq!(status[0] & 8, 0);
 }
 
+/// Datagrams that are to be cut into IP fragments: drivers that take none would lose them.
+#[test]
+fn udp_fragmentation_is_not_offered_and_accepted_of_who_had_it() {
+    let mut guest = Guest::new(feature::CSUM | feature::HOST_TSO4);
+    assert_ne!(guest.read1(reg::DEVICE_STATUS) & status::FEATURES_OK, 0);
+    guest.write(reg::DEVICE_FEATURE_SELECT, &0u32.to_le_bytes());
+    let mut word = [0; 4];
+    guest.endpoint.read(FunctionRegion::Bar(0), reg::DEVICE_FEATURE, &mut word).unwrap();
+    let offered = u64::from(u32::from_le_bytes(word));
+    assert_eq!(offered & (feature::HOST_UFO | feature::HOST_TSO4), feature::HOST_TSO4);
+    let mut guest = Guest::new(feature::CSUM | feature::HOST_UFO);
+    assert_ne!(guest.read1(reg::DEVICE_STATUS) & status::FEATURES_OK, 0);
+}
+
 #[test]
 fn a_driver_that_breaks_its_function_is_told_and_goes_on_after_a_reset() {
     let bad: [fn(&mut Guest); 4] = [

@@ -339,7 +339,8 @@ impl Transport {
         // The driver sets bits and clears none; the device's own bit is not the driver's.
         let mut set = value & !status::DEVICE_NEEDS_RESET & !self.status;
         let features = self.accepted;
-        let possible = features & !self.shown() == 0
+        // Also what is shown no more: a driver that wakes up after a reset asks for what it had without looking again.
+        let possible = features & !self.offered == 0
             && features & feature::VERSION_1 != 0
             && self.allows(features);
         if set & status::FEATURES_OK != 0 && !possible {

@@ -82,7 +82,7 @@ fn kibibytes(text: &str) -> Option<usize> {
 const SMALL: usize = 64;
 const _: () = assert!(SMALL + 1 == 65, "`copy` matches by it");
 
-/// Copies `length` bytes; the two ranges may overlap.
+/// Copies `length` bytes; the two ranges may overlap, by their addresses: not where the same memory is mapped twice.
 ///
 /// Up to 64 bytes are stored from the first to the last, each once: a receiver that clears a flag
 /// when it has seen it does not find it set again by the same copy. 1, 2, 4, 8 and 16 bytes are one
