@@ -119,8 +119,9 @@ struct Lane {
     free: Vec<DriveBuffer>,
     /// Which buffer a command uses, by its identifier.
     by_id: Vec<Option<DriveBuffer>>,
-    /// The block that is read next, of the first so many.
+    /// What the block that is read next is found by.
     next: u64,
+    /// How many blocks are read, from the first one on.
     blocks: u64,
 }
 

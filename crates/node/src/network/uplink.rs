@@ -362,8 +362,8 @@ impl FrameDevice for Interface<'_> {
             }
             // What is too long for the rack continues, to be counted as that. Where addresses are learned, it may be for
             // another host outside, which would then be sent shorter packets.
-            if self.switch.is_known_inside(self.station, start, self.now_ns)
-                && let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
+            if let Fit::Answer(answer) = fit(start, length, &offload, self.largest)
+                && self.switch.is_known_inside(self.station, start, self.now_ns)
                 && let Some(answer) = self.answer(answer)
             {
                 self.wire.put(&answer);
