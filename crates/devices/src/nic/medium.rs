@@ -206,6 +206,16 @@ impl Batch {
             self.at = (self.at + RECORD + length).next_multiple_of(RECORD);
         }
     }
+
+    /// Goes to the end; how many frames that left out.
+    fn skip_all(&mut self) -> Result<u32, Malformed> {
+        let mut frames = 0;
+        while self.find()? {
+            self.consume();
+            frames += 1;
+        }
+        Ok(frames)
+    }
 }
 
 /// The front of a function whose port another node has; `lost` says when it is gone.

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
@@ -47,6 +48,8 @@ pub struct ServedPort {
     saved: bool,
     /// Frames wait in the port that the front has no place for, or its rate.
     stalled: bool,
+    /// Said whether frames are taken, and not done yet: the batches before it have one more turn.
+    attend: Option<Ask>,
     /// Of the exchange's event and the port's: whoever polls waits for one descriptor.
     either: OwnedFd,
 }
@@ -103,6 +106,7 @@ impl ServedPort {
             over: false,
             saved: false,
             stalled: false,
+            attend: None,
             either,
         })
     }
@@ -185,19 +189,13 @@ impl ServedPort {
     }
 
     /// Takes a question; false when it is none that there can be.
-    fn take(&mut self, port: &mut dyn NetworkPort, ask: &Ask) -> bool {
+    fn take(&mut self, ask: &Ask) -> bool {
         let (slot, flag) = (ask.slot.get(), ask.flag != 0);
         match ask.kind {
             kind::SEND => self.take_batch(slot, ask.bytes.get(), (0, 0)),
             kind::ROOM => self.take_room(slot),
             kind::ATTEND if slot == ATTEND => {
-                while let Some((batch, dropped)) = self.pending.pop_front() {
-                    self.answer(batch.slot, 0, dropped);
-                }
-                self.attended = flag;
-                self.generation = ask.bytes.get() as u8;
-                port.attend(flag);
-                self.answer(ATTEND, 0, 0);
+                self.attend = Some(*ask);
                 true
             }
             kind::WATCH if slot == WATCH && self.watched.is_none() => {
@@ -206,6 +204,19 @@ impl ServedPort {
             }
             _ => false,
         }
+    }
+
+    /// Frames are taken from now on, or are not, as was said. What the port has not taken by now is given up, and counted.
+    fn attend(&mut self, port: &mut dyn NetworkPort, ask: &Ask, not_sent: &AtomicU64) {
+        while let Some((mut batch, dropped)) = self.pending.pop_front() {
+            let Ok(left) = batch.skip_all() else { return self.break_off() };
+            not_sent.fetch_add(left.into(), Ordering::Relaxed);
+            self.answer(batch.slot, 0, dropped.saturating_add(left));
+        }
+        self.attended = ask.flag != 0;
+        self.generation = ask.bytes.get() as u8;
+        port.attend(self.attended);
+        self.answer(ATTEND, 0, 0);
     }
 
     fn answer(&mut self, slot: u16, bytes: usize, number: u32) {
@@ -252,11 +263,11 @@ impl ServedPort {
         self.give_up(port);
     }
 
-    /// Takes what the front asks; how much that was.
-    fn hear(&mut self, port: &mut dyn NetworkPort, bus: &Bus<'_>) -> usize {
+    /// Takes what the front asks, up to whether it takes frames; how much that was.
+    fn hear(&mut self, bus: &Bus<'_>) -> usize {
         let mut message = [0; MESSAGE_BYTES];
         for nth in 0..TURN {
-            if self.over {
+            if self.over || self.attend.is_some() {
                 return nth;
             }
             let Some(length) = self.exchange.receive(&mut message) else { return nth };
@@ -269,7 +280,7 @@ impl ServedPort {
                 return nth;
             }
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
-            if !ask.is_some_and(|ask| self.take(port, &ask)) {
+            if !ask.is_some_and(|ask| self.take(&ask)) {
                 self.break_off();
             }
         }
@@ -325,8 +336,11 @@ impl Nic {
     ) -> Work {
         served.saved = false;
         served.up = port.is_up();
-        let heard = served.hear(port, bus);
+        let heard = served.hear(bus);
         let outward = self.pass_outward(served, port, bus);
+        if let Some(ask) = served.attend.take().filter(|_| !served.over) {
+            served.attend(port, &ask, &self.counters.not_sent);
+        }
         let inward = self.pass_inward(served, port, bus);
         served.stalled = inward.stalled;
         let told = served.tell_link();

@@ -177,6 +177,32 @@ fn who_does_not_attend_gets_nothing_of_before() {
     assert_eq!(number(&mut it.front), Some(3));
 }
 
+/// A driver that sends and resets at once: what the port takes at once is sent, and the rest is counted.
+#[test]
+fn frames_sent_before_a_reset_are_sent_or_counted() {
+    for rate in [None, Some((1_000_000, 70_000))] {
+        let mut it = Apart::new(rate);
+        it.front.attend(true);
+        it.turn();
+        let sent = (0..20).take_while(|number| it.send(*number) == Sent::Done).count();
+        it.front.flush();
+        it.front.attend(false);
+        it.front.attend(true);
+        for _ in 0..4 {
+            it.turn();
+            assert_eq!(number(&mut it.front), None);
+        }
+        let came = std::iter::from_fn(|| {
+            let came = it.peer.next().is_some();
+            it.peer.consume();
+            came.then_some(())
+        });
+        let (came, not_sent) = (came.count(), it.counters.not_sent.load(Ordering::Relaxed));
+        assert_eq!(came as u64 + not_sent, sent as u64, "{rate:?}");
+        assert!(came > 0 && (rate.is_none() || not_sent > 0), "{came} came, {not_sent} not");
+    }
+}
+
 #[test]
 fn the_lender_keeps_to_the_rate_whatever_the_front_does() {
     // A burst of one of the longest frames, and 1 MB/s.
