@@ -306,6 +306,20 @@ impl RackProcesses {
         text
     }
 
+    /// Copies the rack's logs and events to `dir`, for people.
+    ///
+    /// # Errors
+    /// When they cannot be read or written.
+    pub fn keep_logs(&self, dir: &Path) -> Result<()> {
+        for role in ["control", "alpha", "beta", "gamma"] {
+            fs::copy(self.log(role), dir.join(format!("{role}.log")))?;
+        }
+        // It may not answer any more.
+        let events = self.output(&["events", "--json"]).map(|output| output.stdout);
+        fs::write(dir.join("events.json"), events.unwrap_or_default())?;
+        Ok(())
+    }
+
     /// The logs of what serves the fabric of guests.
     fn helper_logs(&self) -> Vec<PathBuf> {
         let folders = ["alpha", "beta", "gamma"].map(|host| self.run_dir.join(host).join("fabric"));

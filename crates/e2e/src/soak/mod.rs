@@ -12,9 +12,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use rackbus_driver::{Drive, DriveOptions};
+use rackbus_driver::{Drive, DriveError, DriveOptions};
 use rackbus_seeds::Random;
+use serde_json::Value;
 
 use crate::{CheckFailure, RackProcesses, Result, ensure};
 
@@ -23,6 +25,10 @@ pub use disturb::Disturbances;
 pub use model::{BLOCK, BLOCKS, DriveModel, content};
 pub use program::run_as_program;
 pub use stuck::LeasesUnderWay;
+
+/// How long a lease may go on after its drive has failed: what the rack needs to notice the loss of a host or a link, four
+/// times, for a busy machine.
+const ENDS: Duration = Duration::from_secs(30);
 
 /// Programs that use drives at the same time, and what they have done.
 #[derive(Debug)]
@@ -48,8 +54,10 @@ pub struct DriveLoad {
 pub struct LentDrive {
     /// The lease's number.
     pub lease: u64,
-    epoch: u64,
-    socket: PathBuf,
+    /// Its fencing epoch.
+    pub epoch: u64,
+    /// Where its function is used.
+    pub socket: PathBuf,
 }
 
 /// A program that uses drives: what it writes, nobody else writes.
@@ -76,7 +84,7 @@ impl DriveUser {
 impl LentDrive {
     /// What `rackbus borrow --json` says.
     #[must_use]
-    pub fn of(lease: &serde_json::Value) -> LentDrive {
+    pub fn of(lease: &Value) -> LentDrive {
         let field = |name: &str| lease[name].as_u64().unwrap_or(0);
         let socket = PathBuf::from(lease["socket"].as_str().unwrap_or_default());
         LentDrive { lease: field("lease"), epoch: field("epoch"), socket }
@@ -108,7 +116,7 @@ impl DriveLoad {
         number: usize,
         mut random: Random,
         rack: &RackProcesses,
-        mut borrow: impl FnMut(&str, &mut Random) -> Result<serde_json::Value>,
+        mut borrow: impl FnMut(&str, &mut Random) -> Result<Value>,
     ) -> Result<()> {
         let mut user = DriveUser::new(number, random.fork());
         while !self.stop.load(Ordering::Relaxed) {
@@ -118,7 +126,7 @@ impl DriveLoad {
             self.leases.fetch_add(1, Ordering::Relaxed);
             let lent = LentDrive::of(&lease);
             let count = 1 + random.below(400);
-            let used = self.use_drive(function, &lent, count, &mut user);
+            let used = self.use_drive(rack, function, &lent, count, &mut user);
             self.owe(lent.lease);
             used?;
         }
@@ -128,9 +136,10 @@ impl DriveLoad {
     /// Uses a drive under one lease, until that is lost or so many operations were done.
     ///
     /// # Errors
-    /// When it holds what it must not.
+    /// When it holds what it must not, or fails although the lease goes on.
     pub fn use_drive(
         &self,
+        rack: &RackProcesses,
         function: &str,
         lent: &LentDrive,
         count: usize,
@@ -138,45 +147,58 @@ impl DriveLoad {
     ) -> Result<()> {
         let drive = self.functions.iter().position(|it| *it == function);
         let drive = drive.ok_or_else(|| CheckFailure(format!("{function} is no drive")))?;
-        let epoch = lent.epoch;
         let options = DriveOptions { depth: 4, data: 64 << 10 };
-        let Ok(mut opened) = Drive::open(&lent.socket, options) else { return Ok(()) };
+        let failed = match Drive::open(&lent.socket, options) {
+            Ok(mut opened) => self.operate(&mut opened, drive, lent.epoch, count, user)?.err(),
+            Err(error) => Some(error),
+        };
+        failed.map_or(Ok(()), |error| await_end(rack, function, &[lent.lease], &error))
+    }
+
+    /// Does so many operations, or as many as there are until somebody else has the drive or one fails.
+    fn operate(
+        &self,
+        opened: &mut Drive,
+        drive: usize,
+        epoch: u64,
+        count: usize,
+        user: &mut DriveUser,
+    ) -> Result<std::result::Result<(), DriveError>> {
         for _ in 0..count {
             let block = user.random.below(BLOCKS);
             let lba = (block * BLOCK / 512) as u64;
             self.operations.fetch_add(1, Ordering::Relaxed);
-            match user.random.below(100) {
-                0..3 => {
-                    if opened.flush().is_err() {
-                        return Ok(());
-                    }
-                }
+            let failed = match user.random.below(100) {
+                0..3 => opened.flush(),
                 3..50 => {
                     let written = user.next_value();
                     if !self.model(drive).begin(epoch, block, written) {
-                        return Ok(());
+                        break;
                     }
                     let fua = user.random.chance(10);
-                    if opened.write(lba, &content(block, written), fua).is_err() {
-                        return Ok(());
-                    }
-                    self.model(drive).written(epoch, block, written);
-                    self.done[drive][0].fetch_add(1, Ordering::Relaxed);
+                    opened.write(lba, &content(block, written), fua).map(|()| {
+                        self.model(drive).written(epoch, block, written);
+                        self.done[drive][0].fetch_add(1, Ordering::Relaxed);
+                    })
                 }
                 _ => {
                     if !self.is_current(drive, epoch) {
-                        return Ok(());
+                        break;
                     }
                     let mut data = vec![0; BLOCK];
-                    if opened.read(lba, &mut data).is_err() {
-                        return Ok(());
+                    let read = opened.read(lba, &mut data);
+                    if read.is_ok() {
+                        self.check(drive, epoch, block, &data, "")?;
+                        self.done[drive][1].fetch_add(1, Ordering::Relaxed);
                     }
-                    self.check(drive, epoch, block, &data, "")?;
-                    self.done[drive][1].fetch_add(1, Ordering::Relaxed);
+                    read
                 }
+            };
+            if failed.is_err() {
+                return Ok(failed);
             }
         }
-        Ok(())
+        Ok(Ok(()))
     }
 
     /// Whether nobody with a newer epoch has come to the drive with this number since.
@@ -291,4 +313,36 @@ pub fn is_settled(rack: &RackProcesses, functions: usize) -> Option<()> {
 /// Locks what no panic leaves half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A drive has failed: its lease, or another one that it was used with, has ended, or does so soon. One that fails while
+/// all go on is a defect.
+///
+/// # Errors
+/// When all leases go on.
+pub fn await_end(
+    rack: &RackProcesses,
+    function: &str,
+    leases: &[u64],
+    error: &dyn std::fmt::Display,
+) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let active = |lease: &u64, all: &Value| {
+            let mut all = all.as_array().into_iter().flatten();
+            all.any(|it| it["lease"] == *lease && it["stage"] == "active")
+        };
+        // While the control plane does not answer, nothing is known of them.
+        let go_on = rack.json(&["leases"]).map(|all| leases.iter().all(|it| active(it, &all)));
+        if matches!(go_on, Ok(false)) {
+            return Ok(());
+        }
+        let time = begun.elapsed();
+        ensure!(
+            go_on.is_err() || time < ENDS,
+            "{function} failed, and after {} s the leases {leases:?} are active: {error}",
+            time.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

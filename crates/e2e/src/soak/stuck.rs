@@ -20,21 +20,21 @@ impl LeasesUnderWay {
     /// None may be on its way for longer than `limit`.
     #[must_use]
     pub fn new(limit: Duration) -> LeasesUnderWay {
-        let (since, longest, seen) = (BTreeMap::new(), Duration::ZERO, 0);
-        LeasesUnderWay { limit, since, longest, seen }
+        LeasesUnderWay { limit, since: BTreeMap::new(), longest: Duration::ZERO, seen: 0 }
     }
 
-    /// Looks at all leases. While the control plane does not answer nothing is known of them.
+    /// Looks at all leases. The time for which it is waited in vain for an answer does not count: nobody could end them.
     ///
     /// # Errors
     /// When one has been in the same stage for too long.
     pub fn look(&mut self, rack: &RackProcesses) -> Result<()> {
-        let Ok(leases) = rack.json(&["leases"]) else {
-            // Who could have ended them was not there.
-            self.since.clear();
+        let asked = Instant::now();
+        let answer = rack.json(&["leases"]);
+        let now = Instant::now();
+        let Ok(leases) = answer else {
+            self.since.values_mut().for_each(|since| *since += now.duration_since(asked));
             return Ok(());
         };
-        let now = Instant::now();
         let mut seen = BTreeMap::new();
         for lease in leases.as_array().into_iter().flatten() {
             let stage = lease["stage"].as_str().unwrap_or_default().to_owned();

@@ -32,7 +32,13 @@ pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
             for lease in &leases {
                 let function = lease["function"].as_str().unwrap_or_default();
                 let count = 1 + random.below(50);
-                soak.load.use_drive(function, &LentDrive::of(lease), count, &mut user)?;
+                soak.load.use_drive(
+                    &soak.rack,
+                    function,
+                    &LentDrive::of(lease),
+                    count,
+                    &mut user,
+                )?;
             }
         }
         if soak.rack.json(&["composition", "return", NAME]).is_err() {

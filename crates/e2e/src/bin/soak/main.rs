@@ -153,11 +153,15 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     let load = DriveLoad::new(&FUNCTIONS);
     let [moved, turns, whole] = std::array::from_fn(|_| AtomicU64::new(0));
     let soak = Soak { rack, load, moved, turns, whole };
-    let (disturbed, machines) = soak.run(length, Random(seed))?;
-    soak.settle()?;
-    soak.load.verify(&soak.rack, "gamma")?;
-    check_reasons(&soak.rack)?;
-    check_census(&fresh, || census(&soak.rack))?;
+    let outcome = soak.whole_run(length, Random(seed), &fresh);
+    let (disturbed, machines) = match outcome {
+        Ok(done) => done,
+        Err(failure) => {
+            // The rack's files go with it.
+            soak.rack.keep_logs(dir)?;
+            return Err(failure);
+        }
+    };
     let counts = [&soak.load.operations, &soak.load.leases, &soak.moved, &soak.turns, &soak.whole];
     let [operations, leases, moved, turns, whole] = counts.map(|it| it.load(Ordering::Relaxed));
     ensure!(moved > 0, "nothing was moved by peer-to-peer");
@@ -170,6 +174,21 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
 }
 
 impl Soak {
+    /// The load, and what is checked when it has ended; what was done to the rack, and in virtual machines.
+    fn whole_run(
+        &self,
+        length: Duration,
+        random: Random,
+        fresh: &[Census],
+    ) -> Result<(String, machine::Done)> {
+        let done = self.run(length, random)?;
+        self.settle()?;
+        self.load.verify(&self.rack, "gamma")?;
+        check_reasons(&self.rack)?;
+        check_census(fresh, || census(&self.rack))?;
+        Ok(done)
+    }
+
     /// Everybody works while the rack is disturbed; what was done to it, and in virtual machines.
     fn run(&self, length: Duration, mut random: Random) -> Result<(String, machine::Done)> {
         let soak = self;

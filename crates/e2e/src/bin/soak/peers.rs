@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::Result;
-use rackbus_e2e::soak::{BLOCK, BLOCKS};
+use rackbus_e2e::soak::{BLOCK, BLOCKS, LentDrive, await_end};
 use rackbus_memory::Region;
 use rackbus_pci::vfio_user::Client;
 use rackbus_seeds::Random;
@@ -68,9 +68,9 @@ pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
         let Some(target) = borrow(memory) else { continue };
         let leases: Vec<_> =
             drives.iter().filter_map(|it| Some((*it, borrow(FUNCTIONS[*it])?))).collect();
+        let lent: Vec<_> = leases.iter().map(|(it, lease)| (*it, LentDrive::of(lease))).collect();
         let count = 1 + random.below(300);
-        let socket = target["socket"].as_str().unwrap_or_default();
-        let used = use_all(soak, Path::new(socket), &leases, count, &mut random);
+        let used = use_all(soak, &LentDrive::of(&target), &lent, count, &mut random);
         let all = leases.iter().map(|(_, lease)| lease).chain([&target]);
         all.filter_map(|lease| lease["lease"].as_u64()).for_each(|lease| soak.load.owe(lease));
         used?;
@@ -81,36 +81,42 @@ pub fn work(soak: &Soak, number: usize, mut random: Random) -> Result<()> {
 /// Reads blocks of the drives into the memory, in one thread, until something is lost or enough was done.
 fn use_all(
     soak: &Soak,
-    memory: &Path,
-    leases: &[(usize, serde_json::Value)],
+    memory: &LentDrive,
+    drives: &[(usize, LentDrive)],
     count: usize,
     random: &mut Random,
 ) -> Result<()> {
-    let Some(target) = Target::open(memory) else { return Ok(()) };
+    let ended = |function: &str, leases: &[u64], error: &dyn std::fmt::Display| {
+        await_end(&soak.rack, function, leases, error)
+    };
+    let memory_ended = || ended("the memory", &[memory.lease], &"it does not answer");
+    let Some(target) = Target::open(&memory.socket) else { return memory_ended() };
     let options = DriveOptions { depth: 4, data: 64 << 10 };
-    let opened = leases.iter().filter_map(|(drive, lease)| {
-        let socket = Path::new(lease["socket"].as_str().unwrap_or_default());
-        Some((*drive, lease["epoch"].as_u64()?, Drive::open(socket, options).ok()?))
-    });
-    let mut drives: Vec<_> = opened.collect();
+    let mut opened = Vec::new();
+    for (drive, lent) in drives {
+        match Drive::open(&lent.socket, options) {
+            Ok(it) => opened.push((*drive, lent, it)),
+            Err(error) => return ended(FUNCTIONS[*drive], &[lent.lease], &error),
+        }
+    }
     for _ in 0..count {
-        let nth = random.below(drives.len());
-        let Some((drive, epoch, opened)) = drives.get_mut(nth) else { return Ok(()) };
+        let nth = random.below(opened.len());
+        let Some((drive, lent, opened)) = opened.get_mut(nth) else { return Ok(()) };
         let (block, place) = (random.below(BLOCKS), random.below(LENGTH / BLOCK) * BLOCK);
         soak.load.operations.fetch_add(1, Ordering::Relaxed);
-        if !soak.load.is_current(*drive, *epoch) {
+        if !soak.load.is_current(*drive, lent.epoch) {
             return Ok(());
         }
         let lba = (block * BLOCK / 512) as u64;
-        if opened.read_to(lba, BLOCK, AT + place as u64).is_err() {
-            return Ok(());
+        if let Err(error) = opened.read_to(lba, BLOCK, AT + place as u64) {
+            return ended(FUNCTIONS[*drive], &[lent.lease, memory.lease], &error);
         }
         let mut data = vec![0; BLOCK];
         let copied = target.memory.slice(place, BLOCK).map(|part| part.copy_to(&mut data));
         if copied.is_none() || !target.is_there() {
-            return Ok(());
+            return memory_ended();
         }
-        soak.load.check(*drive, *epoch, block, &data, ", by peer-to-peer")?;
+        soak.load.check(*drive, lent.epoch, block, &data, ", by peer-to-peer")?;
         soak.moved.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())

@@ -48,7 +48,7 @@ fn take_turns(soak: &Soak, share: u64, turns: usize, user: &mut DriveUser) -> Re
             soak.turns.fetch_add(1, Ordering::Relaxed);
             soak.load.leases.fetch_add(1, Ordering::Relaxed);
         }
-        soak.load.use_drive(SHARED_DRIVE, &lent, 30, user)?;
+        soak.load.use_drive(&soak.rack, SHARED_DRIVE, &lent, 30, user)?;
     }
     Ok(())
 }
