@@ -25,6 +25,8 @@ use crate::process::{self, EndRequests};
 const OFF: Duration = Duration::from_secs(60);
 /// How long its functions may take to change hands.
 const HAND_OVER: Duration = Duration::from_secs(60);
+/// How long the control plane may take to say what the VM has, and to take the request for it.
+const PREPARED: Duration = Duration::from_secs(15);
 /// How long until a control plane that is gone is asked again.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -65,13 +67,19 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         let waiting = moving.wait_first().await?;
         Ok::<_, Failure>((moving, waiting))
     };
+    let stays = format!("VM {} goes on where it is", args.name);
     let (mut moving, waiting) = tokio::select! {
         biased;
         // What waits at the control plane goes with this process.
-        () = requests.wait() => {
-            return Err(Failure::new("interrupted", format!("VM {} goes on where it is", args.name)));
-        }
-        prepared = prepared => prepared?,
+        () = requests.wait() => return Err(Failure::new("interrupted", stays)),
+        // The VM's name is held: nobody stops it meanwhile.
+        prepared = tokio::time::timeout(PREPARED, prepared) => match prepared {
+            Ok(prepared) => prepared?,
+            Err(_) => {
+                let error = format!("the control plane does not answer for {} s", PREPARED.as_secs());
+                return Err(Failure::new(error, format!("{stays}; see `rackbus control status`")));
+            }
+        },
     };
     if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
