@@ -48,10 +48,10 @@ pub use interrupts::{
     DataInterrupt, Interrupt, InterruptError, RemoteDataInterrupt, RemoteInterrupt,
 };
 pub use location::{Location, LocationError, NodeAddress};
-pub use locks::{LOCK_BYTES, Locked, RackBarrier, RackMutex, RackMutexGuard};
+pub use locks::{LOCK_BYTES, RackBarrier, RackMutex, RackMutexGuard};
 pub use memory::Mapping;
 pub use pages::{Extent, RemotePages};
-pub use rackbus_memory::lock::LockError;
+pub use rackbus_memory::lock::{LockError, Locked};
 pub use rackbus_segment::message::{
     BROADCAST_NODE, ConnectionChange, DeviceEntry, LockHolder, MAX_DATA, NodeId, Refusal,
     SegmentAccess, SegmentEntry, SegmentId, SegmentKind, Withdrawal,

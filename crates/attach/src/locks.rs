@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::Event;
 use rackbus_memory::lock::{
-    LockError, LockOwner, Locked as SharedLocked, MUTEX_BYTES, SharedBarrier, SharedMutex,
-    SharedMutexGuard,
+    LockError, LockOwner, Locked, MUTEX_BYTES, SharedBarrier, SharedMutex, SharedMutexGuard,
 };
 use rackbus_segment::message::LockHolder;
 
 use crate::memory::Mapping;
 use crate::session::{AttachError, Session};
-use far::{FarBarrier, FarGuard, FarLocked, FarMutex};
+use far::{FarBarrier, FarGuard, FarMutex};
 
 /// How long to wait before the nodes are asked who lives, and between two times.
 const DOUBT: Duration = Duration::from_millis(20);
@@ -41,26 +40,6 @@ enum Mutex {
     Far(FarMutex),
 }
 
-/// The lock is held; which way is for the caller to look at.
-#[derive(Debug)]
-#[must_use = "dropping it unlocks at once"]
-pub enum Locked<'a> {
-    /// As the last holder left it.
-    Clean(RackMutexGuard<'a>),
-    /// The last holder died, or was cut off, while it held it: what it protects may be half changed. Only this
-    /// holder is told.
-    OwnerDied(RackMutexGuard<'a>),
-}
-
-impl<'a> Locked<'a> {
-    /// The guard, for whoever need not know.
-    pub fn guard(self) -> RackMutexGuard<'a> {
-        match self {
-            Locked::Clean(guard) | Locked::OwnerDied(guard) => guard,
-        }
-    }
-}
-
 /// Holds the lock, and unlocks when dropped. Between machines what was stored before is there then.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks at once"]
@@ -74,20 +53,15 @@ enum Guard<'a> {
     Far(FarGuard<'a>),
 }
 
-impl<'a> From<SharedLocked<'a>> for Locked<'a> {
-    fn from(locked: SharedLocked<'a>) -> Locked<'a> {
-        let guard = |guard| RackMutexGuard(Guard::Shared(guard));
-        match locked {
-            SharedLocked::Clean(it) => Locked::Clean(guard(it)),
-            SharedLocked::OwnerDied(it) => Locked::OwnerDied(guard(it)),
-        }
+impl<'a> From<SharedMutexGuard<'a>> for RackMutexGuard<'a> {
+    fn from(guard: SharedMutexGuard<'a>) -> RackMutexGuard<'a> {
+        RackMutexGuard(Guard::Shared(guard))
     }
 }
 
-impl<'a> From<FarLocked<'a>> for Locked<'a> {
-    fn from(locked: FarLocked<'a>) -> Locked<'a> {
-        let guard = RackMutexGuard(Guard::Far(locked.guard));
-        if locked.died { Locked::OwnerDied(guard) } else { Locked::Clean(guard) }
+impl<'a> From<FarGuard<'a>> for RackMutexGuard<'a> {
+    fn from(guard: FarGuard<'a>) -> RackMutexGuard<'a> {
+        RackMutexGuard(Guard::Far(guard))
     }
 }
 
@@ -195,10 +169,12 @@ impl Patience {
 
 impl RackMutex {
     /// Takes the lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<Locked<'_>> {
+    pub fn try_lock(&self) -> Option<Locked<RackMutexGuard<'_>>> {
         match &self.mutex {
-            Mutex::Shared(mutex) => mutex.try_lock().map(Locked::from),
-            Mutex::Far(mutex) => mutex.lock(Duration::ZERO).ok().map(Locked::from),
+            Mutex::Shared(mutex) => mutex.try_lock().map(|locked| locked.map(RackMutexGuard::from)),
+            Mutex::Far(mutex) => {
+                mutex.lock(Duration::ZERO).ok().map(|locked| locked.map(RackMutexGuard::from))
+            }
         }
     }
 
@@ -209,13 +185,17 @@ impl RackMutex {
     /// [`LockError::TimedOut`] after `timeout` (`None` waits for ever), [`LockError::Closed`]
     /// when the memory was taken away, or the connection to another machine's is lost, and [`LockError::TooMany`] when that
     /// machine's host gives this machine's processes no more locks.
-    pub fn lock(&self, timeout: Option<Duration>) -> Result<Locked<'_>, LockError> {
+    pub fn lock(&self, timeout: Option<Duration>) -> Result<Locked<RackMutexGuard<'_>>, LockError> {
         let mut patience = Patience::new(timeout);
         loop {
             let (slice, last) = patience.next();
             let outcome = match &self.mutex {
-                Mutex::Shared(mutex) => mutex.lock(Some(slice)).map(Locked::from),
-                Mutex::Far(mutex) => mutex.lock(slice).map(Locked::from),
+                Mutex::Shared(mutex) => {
+                    mutex.lock(Some(slice)).map(|locked| locked.map(RackMutexGuard::from))
+                }
+                Mutex::Far(mutex) => {
+                    mutex.lock(slice).map(|locked| locked.map(RackMutexGuard::from))
+                }
             };
             match outcome {
                 Err(LockError::TimedOut) if !last => {}

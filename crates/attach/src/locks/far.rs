@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::lock::{LockError, SharedBarrier, SharedMutex};
+use rackbus_memory::lock::{LockError, Locked, SharedBarrier, SharedMutex};
 use rackbus_segment::message::{
     BarrierPhase, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_LOCKS,
     MOST_FAR_PARTIES, Refusal, Reply, SessionRequest,
@@ -95,13 +95,6 @@ pub struct FarMutex {
     holder: std::sync::Mutex<Option<LockHolder>>,
 }
 
-/// The lock is held.
-#[derive(Debug)]
-pub struct FarLocked<'a> {
-    pub guard: FarGuard<'a>,
-    pub died: bool,
-}
-
 /// Unlocks when it is dropped.
 #[derive(Debug)]
 pub struct FarGuard<'a> {
@@ -121,13 +114,14 @@ impl FarMutex {
     }
 
     /// Takes it, waiting for at most `limit`.
-    pub fn lock(&self, limit: Duration) -> Result<FarLocked<'_>, LockError> {
+    pub fn lock(&self, limit: Duration) -> Result<Locked<FarGuard<'_>>, LockError> {
         let deadline = Instant::now() + limit;
         loop {
             let attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
             match self.asking.ask(LockOperation::Take { attempt }) {
                 Ok(LockReply::Taken { died }) => {
-                    return Ok(FarLocked { guard: FarGuard { mutex: self, attempt }, died });
+                    let guard = FarGuard { mutex: self, attempt };
+                    return Ok(if died { Locked::OwnerDied(guard) } else { Locked::Clean(guard) });
                 }
                 Ok(LockReply::Held { holder }) => *lock(&self.holder) = holder,
                 Ok(LockReply::Done | LockReply::Barrier { .. }) => return Err(LockError::Closed),

@@ -35,22 +35,30 @@ unsafe impl Send for SharedMutex {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMutex {}
 
-/// The lock is held; which way is for the caller to look at.
+/// The lock is held, by this guard; which way is for the caller to look at.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks at once"]
-pub enum Locked<'a> {
+pub enum Locked<G> {
     /// As the last holder left it.
-    Clean(SharedMutexGuard<'a>),
-    /// The last holder died while it held it: what it protects may be half changed. Only this
+    Clean(G),
+    /// The last holder died, or was cut off, while it held it: what it protects may be half changed. Only this
     /// holder is told.
-    OwnerDied(SharedMutexGuard<'a>),
+    OwnerDied(G),
 }
 
-impl<'a> Locked<'a> {
+impl<G> Locked<G> {
     /// The guard, for whoever need not know.
-    pub fn guard(self) -> SharedMutexGuard<'a> {
+    pub fn guard(self) -> G {
         match self {
             Locked::Clean(guard) | Locked::OwnerDied(guard) => guard,
+        }
+    }
+
+    /// The same with a guard that is made of this one.
+    pub fn map<H>(self, make: impl FnOnce(G) -> H) -> Locked<H> {
+        match self {
+            Locked::Clean(guard) => Locked::Clean(make(guard)),
+            Locked::OwnerDied(guard) => Locked::OwnerDied(make(guard)),
         }
     }
 }
@@ -82,7 +90,7 @@ impl SharedMutex {
     }
 
     /// Takes the lock if nobody holds it.
-    pub fn try_lock(&self) -> Option<Locked<'_>> {
+    pub fn try_lock(&self) -> Option<Locked<SharedMutexGuard<'_>>> {
         let take = |from| {
             let to = self.me.to_word();
             self.holder().compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -102,7 +110,10 @@ impl SharedMutex {
     ///
     /// # Errors
     /// [`LockError::TimedOut`], or [`LockError::Closed`] when the memory was taken away.
-    pub fn lock(&self, timeout: Option<Duration>) -> Result<Locked<'_>, LockError> {
+    pub fn lock(
+        &self,
+        timeout: Option<Duration>,
+    ) -> Result<Locked<SharedMutexGuard<'_>>, LockError> {
         until(&self.doorbell, timeout, || self.try_lock())
     }
 
