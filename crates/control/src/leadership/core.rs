@@ -5,10 +5,9 @@
 //! its own clock from the moment a renewal was *sent*, and ends a margin before the time to live. What it commits is
 //! fenced besides ([`crate::store::Etcd`]): this here bounds how long somebody may be told what is no longer so.
 
-use crate::etcd::{EtcdLease, Revision};
+use rackbus_lease::Millis;
 
-/// Milliseconds on a clock of this machine that never goes back, nor stands while the machine sleeps.
-pub type Millis = u64;
+use crate::etcd::{EtcdLease, Revision};
 
 /// How a candidate behaves, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rackbus_lease::Millis;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-use super::core::{Millis, Won};
+use super::core::Won;
 use crate::etcd::Revision;
 
 /// Reads the clock that a tenure is measured by, which never goes back.
