@@ -13,7 +13,7 @@ use crate::error::{Code, SciResult, check_flags, check_place, fail, finish, put}
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find, kind};
 use crate::local::SciLocalSegment;
-use crate::remote::{Left, SciRemoteSegment};
+use crate::remote::{Departure, SciRemoteSegment};
 
 /// A mapping of a segment (`sci_map_t`), until it is unmapped.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Map {
     mapping: Mapping,
     /// Where in its segment it begins.
     offset: u64,
-    of: Of,
+    of: MappedSegment,
     /// Number of sequences on the mapping.
     pub(crate) sequences: AtomicUsize,
 }
@@ -40,16 +40,16 @@ pub(crate) enum Arrival {
 
 /// The segment that a mapping is of.
 #[derive(Debug)]
-enum Of {
+enum MappedSegment {
     Local(Arc<SciLocalSegment>),
     Remote(Arc<SciRemoteSegment>),
 }
 
-impl Of {
+impl MappedSegment {
     fn mapped(&self) -> &AtomicUsize {
         match self {
-            Of::Local(local) => &local.mapped,
-            Of::Remote(remote) => &remote.mapped,
+            MappedSegment::Local(local) => &local.mapped,
+            MappedSegment::Remote(remote) => &remote.mapped,
         }
     }
 }
@@ -68,21 +68,21 @@ impl Map {
     /// What happens at the far end of its segment, where that has one.
     fn far_end(&self) -> Option<&Watch> {
         match &self.of {
-            Of::Local(local) => local.far_end(),
-            Of::Remote(remote) => remote.watch(),
+            MappedSegment::Local(local) => local.far_end(),
+            MappedSegment::Remote(remote) => remote.watch(),
         }
     }
 
     /// How its segment went, if it did.
-    pub(crate) fn left(&self) -> Option<Left> {
-        self.far_end().and_then(Left::of)
+    pub(crate) fn left(&self) -> Option<Departure> {
+        self.far_end().and_then(Departure::of)
     }
 
     /// Whether the home of its segment may be another machine, which has what is stored only once that was sent.
     pub(crate) fn is_far(&self) -> bool {
         match &self.of {
-            Of::Local(local) => local.is_far(),
-            Of::Remote(remote) => remote.segment().is_ok_and(RemoteSegment::is_far),
+            MappedSegment::Local(local) => local.is_far(),
+            MappedSegment::Remote(remote) => remote.segment().is_ok_and(RemoteSegment::is_far),
         }
     }
 
@@ -97,8 +97,8 @@ impl Map {
     /// Waits until what was stored before is where it is to be, and says whether it is.
     pub(crate) fn arrival(&self) -> Arrival {
         let flushed = match &self.of {
-            Of::Local(local) => local.flush(),
-            Of::Remote(remote) => remote.flush(),
+            MappedSegment::Local(local) => local.flush(),
+            MappedSegment::Remote(remote) => remote.flush(),
         };
         match flushed {
             Ok(()) => Arrival::There,
@@ -120,14 +120,16 @@ impl Map {
 
     /// Whether it is of a segment of this host's process.
     pub(crate) fn is_local(&self) -> bool {
-        matches!(self.of, Of::Local(_))
+        matches!(self.of, MappedSegment::Local(_))
     }
 
     /// Its place in the rack's address space; 0 where it has none.
     pub(crate) fn address(&self) -> u64 {
         let segment = match &self.of {
-            Of::Local(local) => local.address(),
-            Of::Remote(remote) => remote.segment().ok().and_then(|segment| segment.address()),
+            MappedSegment::Local(local) => local.address(),
+            MappedSegment::Remote(remote) => {
+                remote.segment().ok().and_then(|segment| segment.address())
+            }
         };
         segment.map_or(0, |address| address + self.offset)
     }
@@ -140,7 +142,7 @@ impl Drop for Map {
 }
 
 /// What a program asks to be mapped.
-struct Wanted {
+struct MapRequest {
     offset: usize,
     size: usize,
     address: *mut c_void,
@@ -165,7 +167,7 @@ const HARDWARE_FLAGS: u32 = SCI_FLAG_CONDITIONAL_INTERRUPT_MAP
     | SCI_FLAG_UNCONDITIONAL_DATA_INTERRUPT_MAP
     | SCI_FLAG_DMOVE_MAP;
 
-impl Wanted {
+impl MapRequest {
     /// Checks it against the segment's size: the range and where it is to be.
     fn check(&self, size: u64) -> SciResult<((u64, u64), Option<usize>)> {
         if self.flags & HARDWARE_FLAGS != 0 {
@@ -193,7 +195,7 @@ impl Wanted {
     }
 }
 
-fn map_local(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut c_void)> {
+fn map_local(segment: RawHandle, wanted: &MapRequest) -> SciResult<(RawHandle, *mut c_void)> {
     let local = find::<SciLocalSegment>(segment)?;
     if local.is_left() {
         return fail(SCI_ERR_NOT_CONNECTED);
@@ -201,10 +203,10 @@ fn map_local(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut 
     let (range, address) = wanted.check(local.size())?;
     let read_only = wanted.flags & SCI_FLAG_READONLY_MAP != 0;
     let mapping = local.map(range, address, read_only).map_err(|code| at(address, code))?;
-    Ok(add(mapping, range.0, Of::Local(local)))
+    Ok(add(mapping, range.0, MappedSegment::Local(local)))
 }
 
-fn map_remote(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut c_void)> {
+fn map_remote(segment: RawHandle, wanted: &MapRequest) -> SciResult<(RawHandle, *mut c_void)> {
     let remote = find::<SciRemoteSegment>(segment)?;
     let connected = remote.segment()?;
     if remote.lost() || !connected.is_there() {
@@ -217,7 +219,7 @@ fn map_remote(segment: RawHandle, wanted: &Wanted) -> SciResult<(RawHandle, *mut
     }
     let mapping = connected.map_as(range, address, read_only);
     let mapping = mapping.map_err(|error| at(address, error.into()))?;
-    Ok(add(mapping, range.0, Of::Remote(remote)))
+    Ok(add(mapping, range.0, MappedSegment::Remote(remote)))
 }
 
 /// Where the program chose the address, that is what the system did not like.
@@ -228,7 +230,7 @@ fn at(address: Option<usize>, code: Code) -> Code {
     }
 }
 
-fn add(mapping: Mapping, offset: u64, of: Of) -> (RawHandle, *mut c_void) {
+fn add(mapping: Mapping, offset: u64, of: MappedSegment) -> (RawHandle, *mut c_void) {
     of.mapped().fetch_add(1, Ordering::AcqRel);
     let pointer = mapping.whole().as_ptr().cast();
     let sequences = AtomicUsize::new(0);
@@ -277,7 +279,7 @@ api! {
     ) -> *mut c_void {
         // SAFETY: as the caller says.
         unsafe {
-            let wanted = Wanted { offset, size, address, flags };
+            let wanted = MapRequest { offset, size, address, flags };
             let mapped = check_place(map).and_then(|()| map_local(segment, &wanted));
             let Some((handle, pointer)) = finish(error, mapped) else {
                 return std::ptr::null_mut();
@@ -299,7 +301,7 @@ api! {
     ) -> *mut c_void {
         // SAFETY: as the caller says.
         unsafe {
-            let wanted = Wanted { offset, size, address, flags };
+            let wanted = MapRequest { offset, size, address, flags };
             let mapped = check_place(map).and_then(|()| map_remote(segment, &wanted));
             let Some((handle, pointer)) = finish(error, mapped) else {
                 return std::ptr::null_mut();

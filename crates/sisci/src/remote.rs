@@ -45,21 +45,21 @@ kind!(SciRemoteSegment, 3);
 
 /// How a connection's far end went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum Departure {
     /// The memory is where it was.
     InPlace,
     /// The memory was taken away, or is out of reach.
     Away,
 }
 
-impl Left {
+impl Departure {
     /// How what is watched went, if it did.
-    pub(crate) fn of(watch: &Watch) -> Option<Left> {
+    pub(crate) fn of(watch: &Watch) -> Option<Departure> {
         Some(match watch.ending()? {
             ConnectionChange::Removed | ConnectionChange::Lost if !watch.is_unreachable() => {
-                Left::InPlace
+                Departure::InPlace
             }
-            _ => Left::Away,
+            _ => Departure::Away,
         })
     }
 }
@@ -153,7 +153,7 @@ impl Call {
     }
 }
 
-struct Wanted {
+struct ConnectRequest {
     node: u32,
     id: u32,
     timeout: u32,
@@ -161,7 +161,7 @@ struct Wanted {
 
 fn connect(
     sd: RawHandle,
-    wanted: Wanted,
+    wanted: ConnectRequest,
     adapter: u32,
     (callback, argument): (RemoteCallback, Argument),
     flags: u32,
@@ -175,7 +175,7 @@ fn connect(
         // Whichever member is named: the group is what is meant.
         _ => BROADCAST_NODE,
     };
-    let wanted = Wanted { node, ..wanted };
+    let wanted = ConnectRequest { node, ..wanted };
     let calling = Arc::<Calling>::default();
     let call = match (flags & SCI_FLAG_USE_CALLBACK, callback) {
         (0, _) => None,
@@ -229,7 +229,7 @@ impl Attempt {
 
 /// Connects on a thread of its own. The program is told how that went where it is told of everything else, and before it.
 fn connect_behind(
-    wanted: Wanted,
+    wanted: ConnectRequest,
     (child, calling): (Child, Arc<Calling>),
     (callback, attempt): (Callback, Attempt),
     known: LateHandle,
@@ -263,7 +263,7 @@ fn connect_behind(
 
 fn add(
     segment: Arc<OnceLock<RemoteSegment>>,
-    wanted: &Wanted,
+    wanted: &ConnectRequest,
     (child, calling): (Child, Arc<Calling>),
     late: &LateHandle,
 ) -> RawHandle {
@@ -355,7 +355,7 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let (wanted, called) = (Wanted { node, id, timeout }, (callback, Argument(argument)));
+            let (wanted, called) = (ConnectRequest { node, id, timeout }, (callback, Argument(argument)));
             let made =
                 check_place(segment).and_then(|()| connect(sd, wanted, adapter, called, flags));
             if let Some(handle) = finish(error, made) {

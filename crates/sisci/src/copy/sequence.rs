@@ -11,7 +11,7 @@ use crate::error::{Code, SciResult, check_flags};
 use crate::forks::HeldLock;
 use crate::handles::{HandleKind, RawHandle, find};
 use crate::maps::{Arrival, Map};
-use crate::remote::Left;
+use crate::remote::Departure;
 
 /// A sequence (`sci_sequence_t`): the stores to a mapping between two checks.
 #[derive(Debug)]
@@ -115,8 +115,8 @@ pub(super) fn check(sequence: RawHandle, flush: bool) -> Result<(), Disorder> {
             let seen = sequence.seen_gone.swap(true, Ordering::AcqRel);
             match left {
                 // What another machine had been sent when its process left, nobody knows who did not ask before.
-                Left::InPlace if !seen && (asks || !map.is_far()) => Place::Leaving,
-                Left::InPlace | Left::Away => Place::Gone,
+                Departure::InPlace if !seen && (asks || !map.is_far()) => Place::Leaving,
+                Departure::InPlace | Departure::Away => Place::Gone,
             }
         }
     };

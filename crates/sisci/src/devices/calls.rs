@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use rackbus_attach::RemoteSegment;
 use rackbus_attach::devices::DeviceError;
 
-use super::{DeviceUse, Mapped, Of, SciDevice, Wanted, code, devices};
+use super::{DeviceRange, DeviceUse, Mapped, ReachedSegment, SciDevice, code, devices};
 use crate::constants::errors::*;
 use crate::constants::*;
 use crate::error::{Code, SciResult, check_adapter, check_flags, explain, fail};
@@ -148,7 +148,7 @@ pub(super) fn map_local(
     segment: RawHandle,
     adapter: u32,
     device: RawHandle,
-    wanted: &Wanted,
+    wanted: &DeviceRange,
     flags: u32,
 ) -> SciResult<u64> {
     check_flags(flags, 0)?;
@@ -156,13 +156,13 @@ pub(super) fn map_local(
     let (local, device) = (find::<SciLocalSegment>(segment)?, find::<SciDevice>(device)?);
     let range = wanted.range()?;
     let mapping = local.map_for(&device.borrowed, range);
-    keep(&device, mapping, Of::Local(local))
+    keep(&device, mapping, ReachedSegment::Local(local))
 }
 
 pub(super) fn map_remote(
     segment: RawHandle,
     device: RawHandle,
-    wanted: &Wanted,
+    wanted: &DeviceRange,
     flags: u32,
 ) -> SciResult<u64> {
     check_flags(flags, 0)?;
@@ -173,13 +173,13 @@ pub(super) fn map_remote(
         return fail(SCI_ERR_NOT_CONNECTED);
     }
     let mapping = device.borrowed.map_remote(connected, range);
-    keep(&device, mapping, Of::Remote(remote.clone()))
+    keep(&device, mapping, ReachedSegment::Remote(remote.clone()))
 }
 
 fn keep(
     device: &SciDevice,
     mapping: Result<rackbus_attach::devices::DeviceMapping, DeviceError>,
-    of: Of,
+    of: ReachedSegment,
 ) -> SciResult<u64> {
     let mapping = mapping.map_err(|error| code("map", error))?;
     let address = mapping.address();
@@ -195,16 +195,16 @@ pub(super) fn unmap_local(
 ) -> SciResult<()> {
     check_flags(flags, 0)?;
     check_adapter(adapter)?;
-    unmap(&*find::<SciDevice>(device)?, &Of::Local(find::<SciLocalSegment>(segment)?))
+    unmap(&*find::<SciDevice>(device)?, &ReachedSegment::Local(find::<SciLocalSegment>(segment)?))
 }
 
 pub(super) fn unmap_remote(segment: RawHandle, device: RawHandle, flags: u32) -> SciResult<()> {
     check_flags(flags, 0)?;
-    unmap(&*find::<SciDevice>(device)?, &Of::Remote(find::<SciRemoteSegment>(segment)?))
+    unmap(&*find::<SciDevice>(device)?, &ReachedSegment::Remote(find::<SciRemoteSegment>(segment)?))
 }
 
 /// Takes every part of a segment from a device that it reaches.
-fn unmap(device: &SciDevice, of: &Of) -> SciResult<()> {
+fn unmap(device: &SciDevice, of: &ReachedSegment) -> SciResult<()> {
     let mut maps = device.maps();
     let before = maps.len();
     let (gone, left): (Vec<_>, Vec<_>) = maps.drain(..).partition(|mapped| mapped.of.is(of));

@@ -1,7 +1,7 @@
 //! The functions as programs call them.
 
 use super::calls::{self, DeviceSegmentTarget};
-use super::{Ignored, SciDevice, Wanted, info};
+use super::{DeviceRange, Ignored, SciDevice, info};
 use crate::constants::errors::SCI_ERR_NOT_SUPPORTED;
 use crate::constants::layout::SciDeviceInfo;
 use crate::error::{SciResult, check_flags, check_place, fail, finish, put};
@@ -160,7 +160,7 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let wanted = Wanted { offset, size };
+            let wanted = DeviceRange { offset, size };
             let mapped = calls::map_local(segment, adapter, device, &wanted, flags);
             if let Some(at) = finish(error, mapped) {
                 put(address, at);
@@ -180,7 +180,7 @@ api! {
     ) {
         // SAFETY: as the caller says.
         unsafe {
-            let wanted = Wanted { offset, size };
+            let wanted = DeviceRange { offset, size };
             if let Some(at) = finish(error, calls::map_remote(segment, device, &wanted, flags)) {
                 put(address, at);
             }

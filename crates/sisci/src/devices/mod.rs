@@ -55,35 +55,35 @@ impl Drop for DeviceUse {
 struct Mapped {
     /// Before the segment: it is reached no more when that may go.
     _mapping: DeviceMapping,
-    of: Of,
+    of: ReachedSegment,
 }
 
 /// The segment that a device reaches a part of; it is not removed, or disconnected, meanwhile.
 #[derive(Debug)]
-enum Of {
+enum ReachedSegment {
     Local(Arc<SciLocalSegment>),
     Remote(Arc<SciRemoteSegment>),
 }
 
-impl Of {
+impl ReachedSegment {
     fn mapped(&self) -> &AtomicUsize {
         match self {
-            Of::Local(local) => &local.mapped,
-            Of::Remote(remote) => &remote.mapped,
+            ReachedSegment::Local(local) => &local.mapped,
+            ReachedSegment::Remote(remote) => &remote.mapped,
         }
     }
 
-    fn is(&self, other: &Of) -> bool {
+    fn is(&self, other: &ReachedSegment) -> bool {
         match (self, other) {
-            (Of::Local(one), Of::Local(other)) => Arc::ptr_eq(one, other),
-            (Of::Remote(one), Of::Remote(other)) => Arc::ptr_eq(one, other),
+            (ReachedSegment::Local(one), ReachedSegment::Local(other)) => Arc::ptr_eq(one, other),
+            (ReachedSegment::Remote(one), ReachedSegment::Remote(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
 }
 
 impl Mapped {
-    fn new(mapping: DeviceMapping, of: Of) -> Mapped {
+    fn new(mapping: DeviceMapping, of: ReachedSegment) -> Mapped {
         of.mapped().fetch_add(1, Ordering::AcqRel);
         Mapped { _mapping: mapping, of }
     }
@@ -161,12 +161,12 @@ fn code(what: &str, error: DeviceError) -> Code {
 }
 
 /// What a program asks a device to reach.
-struct Wanted {
+struct DeviceRange {
     offset: usize,
     size: usize,
 }
 
-impl Wanted {
+impl DeviceRange {
     fn range(&self) -> SciResult<(u64, u64)> {
         match self.size {
             0 => fail(SCI_ERR_SIZE_ALIGNMENT),

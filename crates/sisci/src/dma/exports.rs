@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::channels::{assign, give_back, known, request};
-use super::transfer::{Wanted, transfer_memory, transfer_vector};
+use super::transfer::{TransferRequest, transfer_memory, transfer_vector};
 use super::*;
 use crate::error::{check_place, finish, put};
 
@@ -74,7 +74,7 @@ api! {
         flags: u32,
         error: *mut u32,
     ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        let wanted = TransferRequest { queue, remote, callback, argument: Argument(argument), flags };
         let range = (local_offset, size, remote_offset);
         // SAFETY: as the caller says.
         unsafe { finish(error, transfer(&wanted, local, range)) };
@@ -92,7 +92,7 @@ api! {
         flags: u32,
         error: *mut u32,
     ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        let wanted = TransferRequest { queue, remote, callback, argument: Argument(argument), flags };
         // SAFETY: as the caller says.
         unsafe { finish(error, transfer_memory(&wanted, memory, (size, remote_offset))) };
     }
@@ -109,7 +109,7 @@ api! {
         flags: u32,
         error: *mut u32,
     ) {
-        let wanted = Wanted { queue, remote, callback, argument: Argument(argument), flags };
+        let wanted = TransferRequest { queue, remote, callback, argument: Argument(argument), flags };
         // SAFETY: as the caller says.
         unsafe { finish(error, transfer_vector(&wanted, local, vector, length)) };
     }

@@ -17,7 +17,7 @@ use crate::local::{Argument, SciLocalSegment, Using};
 use crate::remote::SciRemoteSegment;
 
 /// A transfer as programs ask for it.
-pub(super) struct Wanted {
+pub(super) struct TransferRequest {
     pub(super) queue: RawHandle,
     pub(super) remote: RawHandle,
     pub(super) callback: DmaCallback,
@@ -34,7 +34,7 @@ pub(super) const START_FLAGS: u32 = SCI_FLAG_USE_CALLBACK
     | SCI_FLAG_DMA_USER_MEM
     | SCI_FLAG_BROADCAST;
 
-impl Wanted {
+impl TransferRequest {
     pub(super) fn reads(&self) -> bool {
         self.flags & SCI_FLAG_DMA_READ != 0
     }
@@ -126,7 +126,7 @@ pub(super) fn prepared(local: RawHandle) -> SciResult<(Using, Arc<Region>)> {
 }
 
 pub(super) fn transfer(
-    wanted: &Wanted,
+    wanted: &TransferRequest,
     local: RawHandle,
     (local_offset, size, remote_offset): (usize, usize, usize),
 ) -> SciResult<()> {
@@ -142,7 +142,7 @@ pub(super) fn transfer(
 /// # Safety
 /// `memory` is `size` bytes that stay there until the transfer has ended.
 pub(super) unsafe fn transfer_memory(
-    wanted: &Wanted,
+    wanted: &TransferRequest,
     memory: *mut c_void,
     (size, remote_offset): (usize, usize),
 ) -> SciResult<()> {
@@ -160,7 +160,7 @@ pub(super) unsafe fn transfer_memory(
 /// # Safety
 /// `vector` is `length` elements.
 pub(super) unsafe fn transfer_vector(
-    wanted: &Wanted,
+    wanted: &TransferRequest,
     local: RawHandle,
     vector: *const DmaVecElement,
     length: usize,
