@@ -15,7 +15,7 @@ use rackbus_driver::accel::{
     Accel, AccelOptions, DriveRange, DriveSource, FinishedRequest, MessageWork, SourceError,
     Submitter,
 };
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 
 use error::{CallFailure, INVALID, OPEN, attempt, invalid};
 pub use types::{
@@ -489,4 +489,4 @@ pub unsafe extern "C" fn rackbus_accel_run_drive(
     })
 }
 
-const _: () = assert!(Status::Success as u8 == 0 && INVALID < 0);
+const _: () = assert!(OperationStatus::Success as u8 == 0 && INVALID < 0);

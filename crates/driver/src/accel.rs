@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rackbus_memory::{DmaSlice, Event, SharedMemory};
 use rackbus_pci::machine::MachineFunction;
 use rackbus_spec::accel::{
-    Completion, Descriptor, OPERATIONS, Operation, Status, queue_state, registers as reg,
+    Completion, Descriptor, OPERATIONS, Operation, OperationStatus, queue_state, registers as reg,
 };
 
 use layout::AccelLayout;
@@ -82,7 +82,7 @@ pub enum AccelError {
         /// Name of the operation that failed.
         operation: &'static str,
         /// The status in its completion.
-        status: Status,
+        status: OperationStatus,
     },
     /// It did not answer in time.
     #[error("accelerator: no answer in time; its lender may be gone")]

@@ -10,7 +10,7 @@ use rackbus_driver::{DrivenFunction, InThreadFunction};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_qos::TenantId;
-use rackbus_spec::accel::{Descriptor, Operation, Status};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 
 fn function(pool: &Arc<EnginePool>, tenant: u32) -> Box<dyn DrivenFunction> {
     let model = Accelerator::new(pool, TenantId(tenant), None, 1).unwrap();
@@ -26,7 +26,7 @@ fn work(stages: &[(Operation, u16)]) -> MessageWork<'_> {
     MessageWork { stages, ..MessageWork::default() }
 }
 
-fn status(outcome: Result<Vec<u8>, AccelError>) -> Status {
+fn status(outcome: Result<Vec<u8>, AccelError>) -> OperationStatus {
     match outcome {
         Err(AccelError::Operation { status, .. }) => status,
         other => panic!("{other:?}"),
@@ -80,11 +80,14 @@ fn a_chain_is_its_operations_one_after_the_other() {
     let mut changed = sealed;
     changed[20] ^= 1;
     let refused = accel.run(&work(&open), &changed, 1 << 20);
-    assert!(matches!(status(refused), Status::NotAuthentic | Status::CorruptInput));
+    assert!(matches!(
+        status(refused),
+        OperationStatus::NotAuthentic | OperationStatus::CorruptInput
+    ));
 }
 
 /// Stages, input, room for output, and how it ends.
-type Case<'a> = (Vec<(Operation, u16)>, &'a [u8], usize, Status);
+type Case<'a> = (Vec<(Operation, u16)>, &'a [u8], usize, OperationStatus);
 
 /// One tenant's mistakes: an error for that descriptor, and the next one is done.
 #[test]
@@ -95,45 +98,60 @@ fn what_cannot_be_done_ends_with_a_status_and_nothing_else_happens() {
     let bomb = accel.run(&work(&[(Operation::Deflate, 0)]), &vec![0; 1 << 20], 1 << 20).unwrap();
     let catastrophic = vec![b'x'; 1 << 18];
     let cases: Vec<Case<'_>> = vec![
-        (vec![], b"", 0, Status::InvalidOperation),
-        (vec![(Operation::Copy, 0)], b"abc", 2, Status::OutputTooSmall),
-        (vec![(Operation::Aes256Ctr, 0)], b"abc", 3, Status::InvalidContext),
-        (vec![(Operation::Aes256Ctr, key + 9)], b"abc", 3, Status::InvalidContext),
-        (vec![(Operation::Aes256Ctr, patterns)], b"abc", 3, Status::InvalidContext),
-        (vec![(Operation::RegexScan, key)], b"abc", 64, Status::InvalidContext),
+        (vec![], b"", 0, OperationStatus::InvalidOperation),
+        (vec![(Operation::Copy, 0)], b"abc", 2, OperationStatus::OutputTooSmall),
+        (vec![(Operation::Aes256Ctr, 0)], b"abc", 3, OperationStatus::InvalidContext),
+        (vec![(Operation::Aes256Ctr, key + 9)], b"abc", 3, OperationStatus::InvalidContext),
+        (vec![(Operation::Aes256Ctr, patterns)], b"abc", 3, OperationStatus::InvalidContext),
+        (vec![(Operation::RegexScan, key)], b"abc", 64, OperationStatus::InvalidContext),
         (
             vec![(Operation::Aes256Ctr, key), (Operation::Aes256Ctr, key)],
             b"abc",
             3,
-            Status::InvalidField,
+            OperationStatus::InvalidField,
         ),
-        (vec![(Operation::CreateContext, 0)], b"abc", 3, Status::InvalidOperation),
+        (vec![(Operation::CreateContext, 0)], b"abc", 3, OperationStatus::InvalidOperation),
         (
             vec![(Operation::CreateContext, 0), (Operation::Aes256Ctr, 0)],
             b"abc",
             0,
-            Status::InvalidField,
+            OperationStatus::InvalidField,
         ),
         (
             vec![(Operation::CreateContext, 0), (Operation::RegexScan, 0)],
             b"(",
             0,
-            Status::InvalidField,
+            OperationStatus::InvalidField,
         ),
         (
             vec![(Operation::CreateContext, 0), (Operation::RegexScan, 0)],
             b"((a{100}){100}){100}",
             0,
-            Status::NoRoom,
+            OperationStatus::NoRoom,
         ),
-        (vec![(Operation::DestroyContext, 99)], b"", 0, Status::InvalidContext),
-        (vec![(Operation::Inflate, 0)], b"not compressed", 100, Status::CorruptInput),
-        (vec![(Operation::ZstdDecompress, 0)], b"not compressed", 100, Status::CorruptInput),
-        (vec![(Operation::Lz4Decompress, 0)], b"not compressed", 100, Status::CorruptInput),
-        (vec![(Operation::Inflate, 0)], &bomb, 4096, Status::OutputTooSmall),
-        (vec![(Operation::Inflate, 0), (Operation::Inflate, 0)], &bomb, 4096, Status::CorruptInput),
-        (vec![(Operation::Aes256GcmOpen, key)], b"short", 64, Status::CorruptInput),
-        (vec![(Operation::Aes256GcmOpen, key)], &[0; 64], 64, Status::NotAuthentic),
+        (vec![(Operation::DestroyContext, 99)], b"", 0, OperationStatus::InvalidContext),
+        (vec![(Operation::Inflate, 0)], b"not compressed", 100, OperationStatus::CorruptInput),
+        (
+            vec![(Operation::ZstdDecompress, 0)],
+            b"not compressed",
+            100,
+            OperationStatus::CorruptInput,
+        ),
+        (
+            vec![(Operation::Lz4Decompress, 0)],
+            b"not compressed",
+            100,
+            OperationStatus::CorruptInput,
+        ),
+        (vec![(Operation::Inflate, 0)], &bomb, 4096, OperationStatus::OutputTooSmall),
+        (
+            vec![(Operation::Inflate, 0), (Operation::Inflate, 0)],
+            &bomb,
+            4096,
+            OperationStatus::CorruptInput,
+        ),
+        (vec![(Operation::Aes256GcmOpen, key)], b"short", 64, OperationStatus::CorruptInput),
+        (vec![(Operation::Aes256GcmOpen, key)], &[0; 64], 64, OperationStatus::NotAuthentic),
     ];
     for (stages, input, room, expected) in cases {
         let found = status(accel.run(&work(&stages), input, room));
@@ -156,25 +174,29 @@ fn memory_that_is_not_the_functions_is_a_transfer_error() {
     let list = Descriptor { input_segments: 1, ..good };
     let beyond = accel.address(accel.data_size() - 32);
     for (descriptor, expected) in [
-        (Descriptor { input: 0, ..good }, Status::Transfer),
-        (Descriptor { output: u64::MAX - 10, ..good }, Status::Transfer),
-        (Descriptor { input: beyond, ..good }, Status::Transfer),
-        (Descriptor { output: beyond, ..good }, Status::Transfer),
-        (Descriptor { input_length: u32::MAX, ..good }, Status::InvalidField),
-        (Descriptor { output_length: u32::MAX, ..good }, Status::InvalidField),
-        (Descriptor { input_segments: u16::MAX, ..good }, Status::InvalidField),
-        (Descriptor { associated: 1, ..good }, Status::InvalidField),
-        (Descriptor { reserved: 1, ..good }, Status::InvalidField),
-        (Descriptor { stages: [3, 0, 3, 0], ..good }, Status::InvalidOperation),
-        (Descriptor { stages: [255, 0, 0, 0], ..good }, Status::InvalidOperation),
-        (list, Status::InvalidField),
-        (Descriptor { input: 16, ..list }, Status::Transfer),
-        (good, Status::Success),
+        (Descriptor { input: 0, ..good }, OperationStatus::Transfer),
+        (Descriptor { output: u64::MAX - 10, ..good }, OperationStatus::Transfer),
+        (Descriptor { input: beyond, ..good }, OperationStatus::Transfer),
+        (Descriptor { output: beyond, ..good }, OperationStatus::Transfer),
+        (Descriptor { input_length: u32::MAX, ..good }, OperationStatus::InvalidField),
+        (Descriptor { output_length: u32::MAX, ..good }, OperationStatus::InvalidField),
+        (Descriptor { input_segments: u16::MAX, ..good }, OperationStatus::InvalidField),
+        (Descriptor { associated: 1, ..good }, OperationStatus::InvalidField),
+        (Descriptor { reserved: 1, ..good }, OperationStatus::InvalidField),
+        (Descriptor { stages: [3, 0, 3, 0], ..good }, OperationStatus::InvalidOperation),
+        (Descriptor { stages: [255, 0, 0, 0], ..good }, OperationStatus::InvalidOperation),
+        (list, OperationStatus::InvalidField),
+        (Descriptor { input: 16, ..list }, OperationStatus::Transfer),
+        (good, OperationStatus::Success),
     ] {
         accel.push(0, &descriptor).unwrap();
         accel.ring(0).unwrap();
         let completion = accel.wait(0).unwrap();
-        assert_eq!(Status::from_number(completion.status), Some(expected), "{descriptor:?}");
+        assert_eq!(
+            OperationStatus::from_number(completion.status),
+            Some(expected),
+            "{descriptor:?}"
+        );
     }
 }
 

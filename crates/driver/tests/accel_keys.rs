@@ -5,7 +5,7 @@ use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
 use rackbus_driver::InThreadFunction;
 use rackbus_driver::accel::{Accel, AccelError, AccelOptions, MessageWork};
 use rackbus_qos::TenantId;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 
 /// What each byte is xored with of what must not be in memory by this test itself.
 const MASK: u8 = 0xa5;
@@ -171,7 +171,7 @@ fn use_keys(accel: &mut Accel, contexts: &[(Operation, u16)]) {
         assert_eq!(run(accel, &[open], &sealed).unwrap(), message);
         sealed[0] ^= 1;
         let forged = run(accel, &[open], &sealed).unwrap_err();
-        let AccelError::Operation { status: Status::NotAuthentic, .. } = forged else {
+        let AccelError::Operation { status: OperationStatus::NotAuthentic, .. } = forged else {
             panic!("{forged}")
         };
     }

@@ -9,7 +9,7 @@ use rackbus_driver::{Drive, DriveOptions, InThreadFunction};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::serve_function;
 use rackbus_qos::TenantId;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 
 const MESSAGE: usize = 64 << 10;
 
@@ -173,8 +173,10 @@ fn what_is_behind_a_message_that_fails_is_not_handed_over() {
             taken.push(at);
             Ok(())
         });
-        let failed =
-            SourceError::Message { offset: 5 * MESSAGE as u64, status: Status::OutputTooSmall };
+        let failed = SourceError::Message {
+            offset: 5 * MESSAGE as u64,
+            status: OperationStatus::OutputTooSmall,
+        };
         assert_eq!(outcome.unwrap_err().to_string(), failed.to_string());
         assert_eq!(taken, (0..5).map(|nth| nth * MESSAGE as u64).collect::<Vec<_>>());
     }
@@ -246,7 +248,8 @@ fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
     }
     // Data that no engine compressed.
     let failed = run(&mut source, &mut accel, &[(Operation::Inflate, 0)], (512, 1 << 20));
-    let Err(SourceError::Message { offset: 512, status: Status::CorruptInput }) = failed else {
+    let Err(SourceError::Message { offset: 512, status: OperationStatus::CorruptInput }) = failed
+    else {
         panic!("{failed:?}");
     };
     // Who takes results ends it.

@@ -16,7 +16,7 @@ use rackbus_driver::accel::{Accel, AccelOptions, MessageSpan, MessageWork};
 use rackbus_driver::{DmaAddresses, Drive, DriveError, DriveOptions, DrivenFunction};
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_pci::vfio_user::Client as User;
-use rackbus_spec::accel::{Completion, Condition, Descriptor, Operation, Status};
+use rackbus_spec::accel::{Completion, Condition, Descriptor, Operation, OperationStatus};
 use rackbus_spec::nvme::IoOpcode;
 use rackbus_spec::vfio_user::region;
 
@@ -160,23 +160,23 @@ async fn what_a_drive_did_not_read_is_not_begun() {
     let rack = Rack::start(RACK).await;
     let mut tenant = tenant(&rack).await;
     blocking(move || {
-        let both = |status: Status| [status as u16; 2];
+        let both = |status: OperationStatus| [status as u16; 2];
         let copy = [(Operation::Copy, 0)];
         // Blocks that the drive has not.
         tenant.submit(1 << 40, &copy, LIMIT);
         tenant.read();
-        assert_eq!(tenant.ends().map(|end| end.status), both(Status::ConditionFailed));
+        assert_eq!(tenant.ends().map(|end| end.status), both(OperationStatus::ConditionFailed));
         assert!(!tenant.drive_ends());
         // A drive that was never told.
         tenant.submit(0, &copy, Duration::from_millis(30));
-        assert_eq!(tenant.ends().map(|end| end.status), both(Status::TimedOut));
+        assert_eq!(tenant.ends().map(|end| end.status), both(OperationStatus::TimedOut));
         tenant.read();
         assert!(tenant.drive_ends());
         // A word that is not the tenant's, and conditions that cannot be.
         let wait = Accel::describe_wait(4, Condition::default(), LIMIT);
         tenant.accel.push(0, &wait).unwrap();
         tenant.accel.ring(0).unwrap();
-        assert_eq!(tenant.accel.wait(0).unwrap().status, Status::Transfer as u16);
+        assert_eq!(tenant.accel.wait(0).unwrap().status, OperationStatus::Transfer as u16);
         let good = Accel::describe_wait(QUEUES, Condition::default(), LIMIT);
         let next = tenant.accel.describe(
             &MessageWork { stages: &copy, ..MessageWork::default() },
@@ -186,16 +186,16 @@ async fn what_a_drive_did_not_read_is_not_begun() {
         // The one behind the wait that timed out.
         tenant.accel.push(0, &next.unwrap()).unwrap();
         tenant.accel.ring(0).unwrap();
-        assert_eq!(tenant.accel.wait(0).unwrap().status, Status::Transfer as u16);
+        assert_eq!(tenant.accel.wait(0).unwrap().status, OperationStatus::Transfer as u16);
         for (descriptor, expected) in [
-            (Descriptor { input_length: 8, ..good }, Status::InvalidField),
-            (Descriptor { input: QUEUES + 2, ..good }, Status::InvalidField),
-            (Descriptor { associated: 0, ..good }, Status::InvalidField),
-            (Descriptor { associated: 60_001, ..good }, Status::InvalidField),
-            (Descriptor { output_length: 1, ..good }, Status::InvalidField),
-            (Descriptor { stages: [18, 3, 0, 0], ..good }, Status::InvalidOperation),
-            (Descriptor { stages: [3, 18, 0, 0], ..good }, Status::InvalidOperation),
-            (good, Status::Success),
+            (Descriptor { input_length: 8, ..good }, OperationStatus::InvalidField),
+            (Descriptor { input: QUEUES + 2, ..good }, OperationStatus::InvalidField),
+            (Descriptor { associated: 0, ..good }, OperationStatus::InvalidField),
+            (Descriptor { associated: 60_001, ..good }, OperationStatus::InvalidField),
+            (Descriptor { output_length: 1, ..good }, OperationStatus::InvalidField),
+            (Descriptor { stages: [18, 3, 0, 0], ..good }, OperationStatus::InvalidOperation),
+            (Descriptor { stages: [3, 18, 0, 0], ..good }, OperationStatus::InvalidOperation),
+            (good, OperationStatus::Success),
         ] {
             tenant.accel.push(0, &descriptor).unwrap();
             tenant.accel.ring(0).unwrap();

@@ -283,7 +283,7 @@ pub struct Completion {
     pub head: u16,
     /// The `id` of the descriptor that has ended.
     pub id: u16,
-    /// The [`Status`], shifted left by one, and the phase tag in bit 0: 1 in the first round, then 0, and
+    /// The [`OperationStatus`], shifted left by one, and the phase tag in bit 0: 1 in the first round, then 0, and
     /// so on. Written after everything else.
     pub status: u16,
     /// Fills up to the next field; the device writes 0.
@@ -293,7 +293,7 @@ pub struct Completion {
 /// How a descriptor ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Status {
+pub enum OperationStatus {
     /// The operation was done as asked.
     Success = 0,
     /// There is no such operation, or it cannot be at that place of a pipeline.
@@ -323,45 +323,47 @@ pub enum Status {
 }
 
 /// All statuses, in the order of their numbers.
-pub const STATUSES: [Status; 13] = [
-    Status::Success,
-    Status::InvalidOperation,
-    Status::InvalidField,
-    Status::InvalidContext,
-    Status::Transfer,
-    Status::OutputTooSmall,
-    Status::CorruptInput,
-    Status::NotAuthentic,
-    Status::EngineFailed,
-    Status::NoRoom,
-    Status::ConditionFailed,
-    Status::TimedOut,
-    Status::Unreachable,
+pub const STATUSES: [OperationStatus; 13] = [
+    OperationStatus::Success,
+    OperationStatus::InvalidOperation,
+    OperationStatus::InvalidField,
+    OperationStatus::InvalidContext,
+    OperationStatus::Transfer,
+    OperationStatus::OutputTooSmall,
+    OperationStatus::CorruptInput,
+    OperationStatus::NotAuthentic,
+    OperationStatus::EngineFailed,
+    OperationStatus::NoRoom,
+    OperationStatus::ConditionFailed,
+    OperationStatus::TimedOut,
+    OperationStatus::Unreachable,
 ];
 
-impl Status {
+impl OperationStatus {
     /// The status with this number.
-    pub fn from_number(number: u16) -> Option<Status> {
+    pub fn from_number(number: u16) -> Option<OperationStatus> {
         STATUSES.into_iter().find(|status| *status as u16 == number)
     }
 }
 
-impl std::fmt::Display for Status {
+impl std::fmt::Display for OperationStatus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Status::Success => "success",
-            Status::InvalidOperation => "no such operation, or not at this place of a pipeline",
-            Status::InvalidField => "a field is beyond its bounds",
-            Status::InvalidContext => "no such context, or one of another kind",
-            Status::Transfer => "memory that cannot be reached",
-            Status::OutputTooSmall => "the output has too little room",
-            Status::CorruptInput => "the input is damaged",
-            Status::NotAuthentic => "the tag is not that of the input",
-            Status::EngineFailed => "the engine failed",
-            Status::NoRoom => "no room for another context, or for one so large",
-            Status::ConditionFailed => "what it waited for is not well",
-            Status::TimedOut => "what it waited for did not come in time",
-            Status::Unreachable => "the device's engines cannot be reached any more",
+            OperationStatus::Success => "success",
+            OperationStatus::InvalidOperation => {
+                "no such operation, or not at this place of a pipeline"
+            }
+            OperationStatus::InvalidField => "a field is beyond its bounds",
+            OperationStatus::InvalidContext => "no such context, or one of another kind",
+            OperationStatus::Transfer => "memory that cannot be reached",
+            OperationStatus::OutputTooSmall => "the output has too little room",
+            OperationStatus::CorruptInput => "the input is damaged",
+            OperationStatus::NotAuthentic => "the tag is not that of the input",
+            OperationStatus::EngineFailed => "the engine failed",
+            OperationStatus::NoRoom => "no room for another context, or for one so large",
+            OperationStatus::ConditionFailed => "what it waited for is not well",
+            OperationStatus::TimedOut => "what it waited for did not come in time",
+            OperationStatus::Unreachable => "the device's engines cannot be reached any more",
         })
     }
 }
@@ -380,8 +382,8 @@ mod tests {
             assert_eq!(Operation::named(operation.name()), Some(operation));
         }
         for (number, status) in (0..).zip(STATUSES) {
-            assert_eq!(Status::from_number(number), Some(status));
+            assert_eq!(OperationStatus::from_number(number), Some(status));
         }
-        assert_eq!((Operation::from_number(0), Status::from_number(13)), (None, None));
+        assert_eq!((Operation::from_number(0), OperationStatus::from_number(13)), (None, None));
     }
 }

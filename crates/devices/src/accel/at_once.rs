@@ -3,7 +3,7 @@
 
 use rackbus_memory::ticks;
 use rackbus_qos::{TenantId, TurnResult};
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::course::{Course, begin};
 use super::engines::Spare;
@@ -51,7 +51,7 @@ impl OwnEngine {
         &mut self,
         (pool, tenant): (&EnginePool, TenantId),
         short: ShortOperation<'_>,
-        start: impl FnOnce(&mut Spare) -> Result<Pipeline, Status>,
+        start: impl FnOnce(&mut Spare) -> Result<Pipeline, OperationStatus>,
     ) -> Attempt {
         let begun = short.begun;
         if !self.hold(pool, tenant, short) {
@@ -79,7 +79,7 @@ impl OwnEngine {
         let Some(status) = status else {
             return course.map_or(Attempt::Refused, |course| Attempt::Left(course, engine_ns));
         };
-        let good = status == Status::Success;
+        let good = status == OperationStatus::Success;
         if let Some(course) = course.filter(|_| good) {
             course.leave(spare);
         }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::SharedMemory;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -20,19 +20,19 @@ pub const LARGEST_CONTEXT: u32 = 16 << 10;
 /// All contexts of a function.
 #[derive(Debug, Default)]
 pub struct Contexts {
-    kept: BTreeMap<u16, Kept>,
+    kept: BTreeMap<u16, KeptContext>,
     /// There was a key among them since they were last cleared.
     had_key: bool,
 }
 
 /// A context, and what it is made of again in another process.
-struct Kept {
+struct KeptContext {
     context: Arc<Context>,
     of: Operation,
     made_of: Zeroizing<Vec<u8>>,
 }
 
-impl std::fmt::Debug for Kept {
+impl std::fmt::Debug for KeptContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.context.fmt(f)
     }
@@ -58,9 +58,13 @@ impl Contexts {
     ///
     /// # Errors
     /// The status that creating it ends with.
-    pub fn create(&mut self, of: Operation, made_of: Zeroizing<Vec<u8>>) -> Result<u16, Status> {
+    pub fn create(
+        &mut self,
+        of: Operation,
+        made_of: Zeroizing<Vec<u8>>,
+    ) -> Result<u16, OperationStatus> {
         let handle = (1..=CONTEXTS).find(|handle| !self.kept.contains_key(handle));
-        let handle = handle.ok_or(Status::NoRoom)?;
+        let handle = handle.ok_or(OperationStatus::NoRoom)?;
         self.insert(handle, of, made_of).map(|()| handle)
     }
 
@@ -69,14 +73,14 @@ impl Contexts {
         handle: u16,
         of: Operation,
         made_of: Zeroizing<Vec<u8>>,
-    ) -> Result<(), Status> {
+    ) -> Result<(), OperationStatus> {
         let patterns = self.kept.values().filter(|kept| kept.of == Operation::RegexScan).count();
         if of == Operation::RegexScan && patterns >= PATTERNS {
-            return Err(Status::NoRoom);
+            return Err(OperationStatus::NoRoom);
         }
         let context = Arc::new(Context::new(of, &made_of)?);
         self.had_key |= matches!(*context, Context::Key(_));
-        self.kept.insert(handle, Kept { context, of, made_of });
+        self.kept.insert(handle, KeptContext { context, of, made_of });
         Ok(())
     }
 

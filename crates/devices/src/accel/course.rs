@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::engines::{Portion, Spare};
 use super::gather::Gather;
@@ -23,10 +23,11 @@ pub struct Course {
 /// # Errors
 /// The status that the operation ends with.
 pub fn begin(
-    start: impl FnOnce() -> Result<Pipeline, Status>,
+    start: impl FnOnce() -> Result<Pipeline, OperationStatus>,
     done: usize,
-) -> Result<Course, Status> {
-    let pipeline = catch_unwind(AssertUnwindSafe(start)).unwrap_or(Err(Status::EngineFailed))?;
+) -> Result<Course, OperationStatus> {
+    let pipeline =
+        catch_unwind(AssertUnwindSafe(start)).unwrap_or(Err(OperationStatus::EngineFailed))?;
     Ok(Course { pipeline, read: done, written: done, fed: false })
 }
 
@@ -39,22 +40,22 @@ impl Course {
         end: usize,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Option<Status> {
+    ) -> Option<OperationStatus> {
         let before = self.written;
         // Whatever an engine does with what a tenant sent, it harms that operation alone.
         let outcome = catch_unwind(AssertUnwindSafe(|| match self.pipeline.only_copies() {
             true => self.copy(memory, end, goes_on),
             false => self.steps(memory, end, out, goes_on),
         }));
-        match outcome.unwrap_or(Err(Status::EngineFailed)) {
+        match outcome.unwrap_or(Err(OperationStatus::EngineFailed)) {
             Ok(false) => None,
-            Ok(true) => Some(Status::Success),
+            Ok(true) => Some(OperationStatus::Success),
             Err(status) => {
                 // Nothing is put out that was not found to be authentic, whatever it ended with before that.
                 if self.pipeline.opens() {
                     memory.1.clear(self.written);
                 }
-                if status == Status::NotAuthentic {
+                if status == OperationStatus::NotAuthentic {
                     memory.1.clear_unauthentic(memory.0.len());
                 }
                 self.written = before;
@@ -75,7 +76,7 @@ impl Course {
         end: usize,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, OperationStatus> {
         let (portion, takes_memory) = (self.pipeline.portion(), self.pipeline.takes_memory());
         // What is put out at once stays in the caches, too.
         let room = portion.room().min(out.len());
@@ -83,7 +84,7 @@ impl Course {
         let whole = self.read == 0 && end == input.len() && !self.fed;
         if whole && let Some(written) = self.whole(input, out)? {
             if written > output.len() {
-                return Err(Status::OutputTooSmall);
+                return Err(OperationStatus::OutputTooSmall);
             }
             output.write(0, &out[..written]);
             (self.read, self.written, self.fed) = (end, written, true);
@@ -96,7 +97,7 @@ impl Course {
         loop {
             let progress = self.pipeline.pump(out, goes_on)?;
             if progress.written > output.len() - self.written {
-                return Err(Status::OutputTooSmall);
+                return Err(OperationStatus::OutputTooSmall);
             }
             output.write(self.written, &out[..progress.written]);
             self.written += progress.written;
@@ -105,7 +106,7 @@ impl Course {
             }
             if progress.hungry {
                 if fed_last {
-                    return Err(Status::CorruptInput);
+                    return Err(OperationStatus::CorruptInput);
                 }
                 if self.read == end {
                     return Ok(false);
@@ -134,7 +135,7 @@ impl Course {
     }
 
     /// Does the whole message at once, where its engine does that: how many bytes came out.
-    fn whole(&mut self, input: &Gather, out: &mut [u8]) -> Result<Option<usize>, Status> {
+    fn whole(&mut self, input: &Gather, out: &mut [u8]) -> Result<Option<usize>, OperationStatus> {
         self.pipeline.whole(input.len(), out, |head, text| {
             input.read(0, head);
             input.read(head.len(), text);
@@ -147,11 +148,11 @@ impl Course {
         (input, output): &(Gather, Gather),
         end: usize,
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, OperationStatus> {
         while self.read < end {
             let count = (end - self.read).min(Portion::Whole.bytes());
             if count > output.len() - self.written {
-                return Err(Status::OutputTooSmall);
+                return Err(OperationStatus::OutputTooSmall);
             }
             output.copy_at(self.read, count, input);
             (self.read, self.written) = (self.read + count, self.written + count);

@@ -21,7 +21,7 @@ use rackbus_pci::{
 };
 use rackbus_qos::{LevelRefused, ServiceLevel, TenantId};
 use rackbus_spec::accel::{
-    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, Status, VENDOR_ID, shadow,
+    BAR_SIZE, CLASS_CODE, DEVICE_ID, Descriptor, OPERATIONS, OperationStatus, VENDOR_ID, shadow,
 };
 
 use super::job::FinishedJob;
@@ -222,7 +222,7 @@ impl<M: Medium> Front<M> {
         time: [u64; 2],
     ) {
         let FinishedJob { status, written, value, .. } = finished;
-        let good = status == Status::Success;
+        let good = status == OperationStatus::Success;
         let bytes = u64::from(descriptor.input_length);
         count(&self.operations, descriptor.stages[0], bytes, good, time);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
@@ -234,7 +234,7 @@ impl<M: Medium> Front<M> {
         bus: &Bus<'_>,
         queue: u16,
         id: u16,
-        status: Status,
+        status: OperationStatus,
         output: u32,
         value: u32,
     ) {

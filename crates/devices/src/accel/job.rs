@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_qos::MessagePiece;
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::course::{Course, begin};
 use super::engines::Spare;
@@ -35,7 +35,7 @@ impl std::fmt::Debug for EngineJob {
 }
 
 /// Begins an operation's engines.
-pub type StartEngines = Box<dyn FnOnce(&mut Spare) -> Result<Pipeline, Status> + Send>;
+pub type StartEngines = Box<dyn FnOnce(&mut Spare) -> Result<Pipeline, OperationStatus> + Send>;
 
 /// The engines of an operation.
 pub enum JobEngines {
@@ -64,7 +64,7 @@ pub struct FinishedJob {
     /// The function's name for it.
     pub number: u64,
     /// The status that its completion gets.
-    pub status: Status,
+    pub status: OperationStatus,
     /// Bytes that it put out.
     pub written: usize,
     /// What its completion has as its value: the engine time that it took, in nanoseconds, or the handle of the
@@ -82,7 +82,7 @@ pub struct Ran {
     /// There is nothing more to do, for now at least.
     pub over: bool,
     /// It has ended, so.
-    pub status: Option<Status>,
+    pub status: Option<OperationStatus>,
 }
 
 /// What an operation is about, for [`EngineJob::new`].
@@ -161,17 +161,17 @@ impl EngineJob {
         // Of an operation that has ended, what is in its engines, keys too, goes now.
         match status {
             None => state.engines = JobEngines::Running(course, 0),
-            Some(Status::Success) => course.leave(spare),
+            Some(OperationStatus::Success) => course.leave(spare),
             Some(_) => {}
         }
         ran
     }
 
     /// Adds engine time; how it ended, with that.
-    pub fn account(&self, engine_ns: u64, status: Option<Status>) -> Option<FinishedJob> {
+    pub fn account(&self, engine_ns: u64, status: Option<OperationStatus>) -> Option<FinishedJob> {
         let mut state = self.lock();
         state.engine_ns += engine_ns;
-        let written = if status == Some(Status::Success) { state.written } else { 0 };
+        let written = if status == Some(OperationStatus::Success) { state.written } else { 0 };
         let (number, value) = (self.number, state.engine_ns);
         status.map(|status| FinishedJob { number, status, written, value })
     }

@@ -1,5 +1,5 @@
 //! What does a function's operations: its device's engines, in the same process ([`Local`]) or at the lender
-//! while the function's front runs at its borrower ([`Remote`], and the lender's end of that, [`Port`]).
+//! while the function's front runs at its borrower ([`RemoteMedium`], and the lender's end of that, [`AcceleratorPort`]).
 //!
 //! Between the two goes an exchange ([`rackbus_memory::Exchange`]). An operation is an [`Ask`], which has all of
 //! its descriptor but the addresses; its input is in one place for data, its output in another, so that engines
@@ -13,8 +13,8 @@ mod remote;
 mod tests;
 
 pub(super) use local::{Local, MOST};
-use port::Port;
-use remote::Remote;
+use port::AcceleratorPort;
+use remote::RemoteMedium;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ use rackbus_memory::{
 use rackbus_pci::{
     Bus, Function, MediumAccess, MediumOffer, MediumRefused, Operations, Work as Polled,
 };
-use rackbus_spec::accel::{Descriptor, Operation, STAGES, Status};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus, STAGES};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
@@ -61,7 +61,7 @@ pub struct RefusedDescriptor {
 }
 
 /// What submitting a descriptor led to at once.
-pub enum Begun<W> {
+pub enum SubmitOutcome<W> {
     /// It is under way.
     Work(W),
     /// It is done, with this as the completion's value.
@@ -102,15 +102,19 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
-    ) -> Result<Begun<Self::Work>, Status>;
+    ) -> Result<SubmitOutcome<Self::Work>, OperationStatus>;
 
     /// Takes a descriptor that is refused with `status`, and that was taken up at `begun` by the processor's counter. It
     /// ends so in its turn, as an operation does that is short: where engines are shared, their tenant pays for what it
     /// took to look at it.
-    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<Self::Work>;
+    fn refuse(
+        &mut self,
+        refused: RefusedDescriptor,
+        status: OperationStatus,
+    ) -> SubmitOutcome<Self::Work>;
 
     /// The status with which it is going to end that was refused; nothing where it is an operation.
-    fn refused(&self, work: &Self::Work) -> Option<Status>;
+    fn refused(&self, work: &Self::Work) -> Option<OperationStatus>;
 
     /// Passes what has begun since the last time, in this queue pair, to the engines.
     fn submit(&mut self, queue: u16);
@@ -131,7 +135,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         dma: &DmaSpace,
         order: (u16, &Descriptor),
         work: &Self::Work,
-    ) -> Result<(), Status>;
+    ) -> Result<(), OperationStatus>;
 
     /// Gives it up. On return nothing of it touches the tenant's memory, and it does not end.
     fn cancel(&mut self, work: &Self::Work);
@@ -207,7 +211,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
         saved: &Self::SavedWork,
-    ) -> Result<Begun<Self::Work>, Status>;
+    ) -> Result<SubmitOutcome<Self::Work>, OperationStatus>;
 }
 
 /// Operations that a front elsewhere may have under way.
@@ -230,7 +234,7 @@ fn output_tag(slot: u16) -> u32 {
 /// What a front needs to know of the device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Description {
+pub(super) struct AcceleratorDescription {
     /// Serial number of the function.
     pub serial: u64,
     /// The operations that its engines do, a bit for each number.
@@ -299,7 +303,7 @@ impl Ask {
 #[repr(C)]
 struct Answer {
     slot: U16,
-    /// The number of its [`Status`].
+    /// The number of its [`OperationStatus`].
     status: U16,
     /// Bytes that the operation put out.
     written: U32,
@@ -316,10 +320,10 @@ pub fn front(
     access: MediumAccess,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
+    let description: AcceleratorDescription = serde_json::from_str(description)?;
     let remote = match access {
-        MediumAccess::Files(files) => Remote::new(description, exchange(files)?, lost)?,
-        MediumAccess::Carried(carried) => Remote::carried(description, carried, lost)?,
+        MediumAccess::Files(files) => RemoteMedium::new(description, exchange(files)?, lost)?,
+        MediumAccess::Carried(carried) => RemoteMedium::carried(description, carried, lost)?,
     };
     Ok(front_with(remote))
 }
@@ -333,11 +337,11 @@ pub fn front_again(
     end: InheritedEnd,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
-    Ok(front_with(Remote::again(description, end, lost)?))
+    let description: AcceleratorDescription = serde_json::from_str(description)?;
+    Ok(front_with(RemoteMedium::again(description, end, lost)?))
 }
 
-fn front_with(remote: Remote) -> Box<dyn Function> {
+fn front_with(remote: RemoteMedium) -> Box<dyn Function> {
     let serial = remote.serial();
     Box::new(Front::with_medium(remote, serial, Operations::new(&NAMES)))
 }

@@ -1,7 +1,7 @@
 //! Engines one behind the other: what comes out of one goes into the next and never leaves the device.
 
 use rackbus_memory::DmaSlice;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 
 use super::engines::{LEAST_ROOM, Portion, RunningOperation, Spare};
 
@@ -104,7 +104,7 @@ impl Pipeline {
         length: usize,
         out: &mut [u8],
         fill: impl FnOnce(&mut [u8], &mut [u8]),
-    ) -> Result<Option<usize>, Status> {
+    ) -> Result<Option<usize>, OperationStatus> {
         let [stage] = &mut self.stages[..] else { return Ok(None) };
         let fits =
             length <= stage.engine.portion().next(length) && length + LEAST_ROOM <= out.len();
@@ -133,7 +133,7 @@ impl Pipeline {
         &mut self,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Result<PipelineProgress, Status> {
+    ) -> Result<PipelineProgress, OperationStatus> {
         let mut written = 0;
         loop {
             let mut moved = false;
@@ -191,7 +191,7 @@ impl Stage {
     }
 
     /// Bytes that came out, and whether anything was done.
-    fn step(&mut self, out: &mut [u8]) -> Result<(usize, bool), Status> {
+    fn step(&mut self, out: &mut [u8]) -> Result<(usize, bool), OperationStatus> {
         let input = &self.buffer[self.start..self.end];
         if input.is_empty() && !self.last {
             return Ok((0, false));

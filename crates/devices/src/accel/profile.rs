@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_qos::{EngineProfile, Point};
-use rackbus_spec::accel::{OPERATIONS, Operation, Status};
+use rackbus_spec::accel::{OPERATIONS, Operation, OperationStatus};
 use zeroize::Zeroizing;
 
 use super::clock::thread_ns;
@@ -75,7 +75,7 @@ pub fn measure(
     size: usize,
     content: Content,
     length: Duration,
-) -> Result<Point, Status> {
+) -> Result<Point, OperationStatus> {
     let context = context(operation);
     let message = message(operation, size, content, context.as_ref())?;
     let mut scratch = Scratch::default();
@@ -113,7 +113,7 @@ fn run(
     context: Option<&Arc<Context>>,
     scratch: &mut Scratch,
     each: &mut dyn FnMut(&[u8]),
-) -> Result<usize, Status> {
+) -> Result<usize, OperationStatus> {
     let request =
         OperationRequest { context, length: Some(message.len()), ..OperationRequest::default() };
     let Scratch { out, spare, .. } = scratch;
@@ -172,7 +172,7 @@ fn message(
     size: usize,
     content: Content,
     context: Option<&Arc<Context>>,
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, OperationStatus> {
     let plain = plain(size, content);
     let forward = match operation {
         Operation::Inflate => Operation::Deflate,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use rackbus_memory::{Access, DmaFault};
 use rackbus_pci::Bus;
 use rackbus_spec::accel::{
-    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Status, queue_state,
+    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, OperationStatus, queue_state,
 };
 use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
@@ -158,7 +158,14 @@ impl QueuePair {
     }
 
     /// Writes the completion of descriptor `id`.
-    pub fn complete(&mut self, bus: &Bus<'_>, id: u16, status: Status, output: u32, value: u32) {
+    pub fn complete(
+        &mut self,
+        bus: &Bus<'_>,
+        id: u16,
+        status: OperationStatus,
+        output: u32,
+        value: u32,
+    ) {
         if !self.is_on() {
             return;
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rackbus_memory::{Access, DmaSpace};
 use rackbus_spec::accel::{
-    Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, SglEntry, Status,
+    Descriptor, LONGEST_WAIT, Operation, OperationStatus, SEGMENTS, STAGES, SglEntry,
 };
 
 use super::LARGEST;
@@ -39,14 +39,14 @@ impl CheckedDescriptor {
 ///
 /// # Errors
 /// The status that it ends with.
-pub fn check(descriptor: &Descriptor) -> Result<CheckedDescriptor, Status> {
+pub fn check(descriptor: &Descriptor) -> Result<CheckedDescriptor, OperationStatus> {
     let stages = descriptor.stages.iter().take_while(|number| **number != 0).count();
     if stages == 0 || descriptor.stages[stages..].iter().any(|number| *number != 0) {
-        return Err(Status::InvalidOperation);
+        return Err(OperationStatus::InvalidOperation);
     }
     let mut operations = [Operation::Copy; STAGES];
     for (operation, number) in operations.iter_mut().zip(&descriptor.stages[..stages]) {
-        *operation = Operation::from_number(*number).ok_or(Status::InvalidOperation)?;
+        *operation = Operation::from_number(*number).ok_or(OperationStatus::InvalidOperation)?;
     }
     let plan = CheckedDescriptor { operations, stages };
     let is_management = |operation: &Operation| {
@@ -57,7 +57,7 @@ pub fn check(descriptor: &Descriptor) -> Result<CheckedDescriptor, Status> {
         // A context is made for an operation, which the next stage names.
         [Operation::CreateContext, of] if !is_management(of) => {}
         [Operation::DestroyContext] => {}
-        chain if chain.iter().any(is_management) => return Err(Status::InvalidOperation),
+        chain if chain.iter().any(is_management) => return Err(OperationStatus::InvalidOperation),
         _ => {}
     }
     // There is one nonce, and what is authenticated only is at the beginning of the input.
@@ -73,19 +73,19 @@ pub fn check(descriptor: &Descriptor) -> Result<CheckedDescriptor, Status> {
         || many
         || reserved != 0
     {
-        return Err(Status::InvalidField);
+        return Err(OperationStatus::InvalidField);
     }
     Ok(plan)
 }
 
 /// A descriptor that waits: for a word, and not for ever.
-fn check_wait(descriptor: &Descriptor) -> Result<(), Status> {
+fn check_wait(descriptor: &Descriptor) -> Result<(), OperationStatus> {
     let word = descriptor.input_length == 4
         && descriptor.input.is_multiple_of(4)
         && descriptor.input_segments == 0;
     let nothing = descriptor.output_length == 0 && descriptor.reserved == 0;
     let in_time = (1..=LONGEST_WAIT).contains(&descriptor.associated);
-    if word && nothing && in_time { Ok(()) } else { Err(Status::InvalidField) }
+    if word && nothing && in_time { Ok(()) } else { Err(OperationStatus::InvalidField) }
 }
 
 /// The contexts of a descriptor's operations, by stage.
@@ -99,11 +99,11 @@ pub fn contexts(
     plan: &CheckedDescriptor,
     descriptor: &Descriptor,
     contexts: &Contexts,
-) -> Result<StageContexts, Status> {
+) -> Result<StageContexts, OperationStatus> {
     let mut found = StageContexts::default();
     for (place, handle) in found.iter_mut().zip(&descriptor.contexts[..plan.stages]) {
         if *handle != 0 {
-            *place = Some(contexts.get(*handle).ok_or(Status::InvalidContext)?);
+            *place = Some(contexts.get(*handle).ok_or(OperationStatus::InvalidContext)?);
         }
     }
     Ok(found)
@@ -121,7 +121,7 @@ pub fn start(
     contexts: &StageContexts,
     done: usize,
     spare: &mut Spare,
-) -> Result<Pipeline, Status> {
+) -> Result<Pipeline, OperationStatus> {
     let Descriptor { nonce, associated, input_length, .. } = *descriptor;
     let mut pipeline = Pipeline::default();
     for (nth, (operation, context)) in plan.operations().iter().zip(contexts).enumerate() {
@@ -139,7 +139,10 @@ pub fn start(
 ///
 /// # Errors
 /// The status that the descriptor ends with.
-pub fn memory(dma: &DmaSpace, descriptor: &Descriptor) -> Result<(Gather, Gather), Status> {
+pub fn memory(
+    dma: &DmaSpace,
+    descriptor: &Descriptor,
+) -> Result<(Gather, Gather), OperationStatus> {
     let Descriptor { input, output, input_length, output_length, .. } = *descriptor;
     let input = range(dma, input, input_length, descriptor.input_segments, Access::READ)?;
     let output = range(dma, output, output_length, descriptor.output_segments, Access::WRITE)?;
@@ -152,12 +155,12 @@ fn range(
     length: u32,
     segments: u16,
     access: Access,
-) -> Result<Gather, Status> {
+) -> Result<Gather, OperationStatus> {
     let mut gather = Gather::of(dma.revoker());
     let mut add = |address: u64, length: u32| {
         if length > 0 {
             let range = dma.pin_pieces(address, length as usize, access);
-            gather.append(range.map_err(|_| Status::Transfer)?);
+            gather.append(range.map_err(|_| OperationStatus::Transfer)?);
         }
         Ok(())
     };
@@ -166,17 +169,17 @@ fn range(
         return Ok(gather);
     }
     let mut list = vec![0; usize::from(segments) * size_of::<SglEntry>()];
-    dma.read(address, &mut list).map_err(|_| Status::Transfer)?;
+    dma.read(address, &mut list).map_err(|_| OperationStatus::Transfer)?;
     let mut left = length;
     for entry in list.chunks_exact(size_of::<SglEntry>()) {
-        let segment: SglEntry =
-            zerocopy::FromBytes::read_from_bytes(entry).map_err(|_| Status::InvalidField)?;
+        let segment: SglEntry = zerocopy::FromBytes::read_from_bytes(entry)
+            .map_err(|_| OperationStatus::InvalidField)?;
         if segment.reserved != 0 || segment.length > left {
-            return Err(Status::InvalidField);
+            return Err(OperationStatus::InvalidField);
         }
         add(segment.address, segment.length)?;
         left -= segment.length;
     }
     // A list is of as many bytes as the descriptor says.
-    if left == 0 { Ok(gather) } else { Err(Status::InvalidField) }
+    if left == 0 { Ok(gather) } else { Err(OperationStatus::InvalidField) }
 }

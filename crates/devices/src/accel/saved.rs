@@ -26,14 +26,14 @@
 use std::os::fd::OwnedFd;
 
 use rackbus_pci::{Bus, ModelState, RestoreError, SaveError};
-use rackbus_spec::accel::{Descriptor, Status};
+use rackbus_spec::accel::{Descriptor, OperationStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zerocopy::transmute;
 
 use super::function::{Front, PendingOperation};
 use super::job::FinishedJob;
-use super::medium::{Begun, MOST, Medium, OperationOrder};
+use super::medium::{MOST, Medium, OperationOrder, SubmitOutcome};
 use super::queue::QueuePair;
 use super::request::{self, CheckedDescriptor};
 use super::{CLASS, MediumError, QUEUES};
@@ -129,7 +129,7 @@ impl<M: Medium> Front<M> {
     }
 
     /// What was refused and has not ended, each with its status. It is given up.
-    fn refused(&mut self) -> Vec<(u64, Status)> {
+    fn refused(&mut self) -> Vec<(u64, OperationStatus)> {
         let refused = |(number, pending): (&u64, &PendingOperation<M::Work>)| {
             let status = self.medium.refused(&pending.work)?;
             Some((*number, status))
@@ -184,10 +184,10 @@ impl<M: Medium> Front<M> {
             let order = OperationOrder { number, queue, descriptor: &descriptor, plan: &plan };
             let begun = self.medium.begin_again(bus.dma, &order, &under_way.work);
             let ended = match begun
-                .map(|begun: Begun<_>| self.note(bus, number, (queue, &descriptor), begun))
+                .map(|begun: SubmitOutcome<_>| self.note(bus, number, (queue, &descriptor), begun))
             {
                 Ok(None) => None,
-                Ok(Some(value)) => Some((Status::Success, value)),
+                Ok(Some(value)) => Some((OperationStatus::Success, value)),
                 Err(status) => Some((status, 0)),
             };
             if let Some((status, value)) = ended {

@@ -10,8 +10,8 @@ use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
-    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, Status, registers as reg,
-    shadow,
+    COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, OperationStatus,
+    registers as reg, shadow,
 };
 use rackbus_spec::pcie::Command;
 
@@ -34,7 +34,7 @@ mod shaping;
 struct Panics;
 
 impl RunningOperation for Panics {
-    fn step(&mut self, _: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(&mut self, _: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, OperationStatus> {
         std::panic::resume_unwind(Box::new("planted"))
     }
 }
@@ -76,7 +76,12 @@ fn wait(outbox: &CompletionOutbox) -> Vec<super::job::FinishedJob> {
 fn held() -> (Box<dyn RunningOperation>, std::sync::mpsc::Sender<()>) {
     struct Held(std::sync::mpsc::Receiver<()>);
     impl RunningOperation for Held {
-        fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, Status> {
+        fn step(
+            &mut self,
+            input: &[u8],
+            _: bool,
+            _: &mut [u8],
+        ) -> Result<EngineStep, OperationStatus> {
             let _ = self.0.recv();
             Ok(EngineStep { read: input.len(), written: 0, finished: true })
         }
@@ -98,7 +103,7 @@ fn an_engine_that_panics_is_one_operations_error_and_goes_on() {
         pool.submit(TenantId(tenant), 0, vec![job(engine, 7, outbox)]);
     }
     let [first, second] = outboxes.map(|outbox| wait(&outbox)[0].status);
-    assert_eq!((first, second), (Status::EngineFailed, Status::Success));
+    assert_eq!((first, second), (OperationStatus::EngineFailed, OperationStatus::Success));
     assert_eq!(pool.failed(), 1);
     assert_eq!(pool.usage(TenantId(2)).unwrap().operations, 1);
 }

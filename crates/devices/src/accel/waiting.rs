@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rackbus_memory::Access;
 use rackbus_pci::Bus;
-use rackbus_spec::accel::{Condition, Descriptor, Operation, Status};
+use rackbus_spec::accel::{Condition, Descriptor, Operation, OperationStatus};
 use zerocopy::transmute;
 
 use super::queue::QueuePair;
@@ -22,14 +22,16 @@ pub enum NextDescriptor {
     /// It stays in the ring for now.
     NotYet,
     /// It was taken from the ring, and has ended.
-    Over(Result<(), Status>),
+    Over(Result<(), OperationStatus>),
 }
 
 /// Looks whether the next descriptor of a queue waits, and for how long.
 pub fn look(bus: &Bus<'_>, queue: &mut QueuePair, descriptor: &Descriptor) -> NextDescriptor {
     if let Some(status) = queue.in_vain.take() {
         queue.take();
-        return NextDescriptor::Over(Err(Status::from_number(status).unwrap_or(Status::TimedOut)));
+        return NextDescriptor::Over(Err(
+            OperationStatus::from_number(status).unwrap_or(OperationStatus::TimedOut)
+        ));
     }
     if descriptor.stages[0] != Operation::Wait as u8 || check(descriptor).is_err() {
         return NextDescriptor::Begin;
@@ -39,9 +41,9 @@ pub fn look(bus: &Bus<'_>, queue: &mut QueuePair, descriptor: &Descriptor) -> Ne
     let word = bus.dma.slice(descriptor.input, size_of::<u32>(), Access::READ);
     let word = word.ok().and_then(|word| word.load_u32(0, Ordering::Acquire));
     let outcome = match word.map(|word| judge(word, &transmute!(descriptor.nonce))) {
-        None => Err(Status::Transfer),
+        None => Err(OperationStatus::Transfer),
         Some(Some(outcome)) => outcome,
-        Some(None) if bus.now_ns >= until => Err(Status::TimedOut),
+        Some(None) if bus.now_ns >= until => Err(OperationStatus::TimedOut),
         Some(None) => return NextDescriptor::NotYet,
     };
     queue.take();
@@ -50,11 +52,11 @@ pub fn look(bus: &Bus<'_>, queue: &mut QueuePair, descriptor: &Descriptor) -> Ne
 }
 
 /// What a word means: nothing yet, that all is well, or that it is not.
-fn judge(word: u32, condition: &Condition) -> Option<Result<(), Status>> {
+fn judge(word: u32, condition: &Condition) -> Option<Result<(), OperationStatus>> {
     let Condition { mask, value, good_mask, good_value } = *condition;
     let there = word & mask == value;
     let good = word & good_mask == good_value;
-    there.then_some(if good { Ok(()) } else { Err(Status::ConditionFailed) })
+    there.then_some(if good { Ok(()) } else { Err(OperationStatus::ConditionFailed) })
 }
 
 #[cfg(test)]
@@ -73,7 +75,11 @@ mod tests {
         assert_eq!(judge(0x7, &condition), None);
         assert_eq!(judge(0x1_0007, &condition), Some(Ok(())));
         for other in [0x1_0008, 0x101_0007, 0x3_0007] {
-            assert_eq!(judge(other, &condition), Some(Err(Status::ConditionFailed)), "{other:#x}");
+            assert_eq!(
+                judge(other, &condition),
+                Some(Err(OperationStatus::ConditionFailed)),
+                "{other:#x}"
+            );
         }
         let always = Condition::default();
         assert_eq!(judge(5, &always), Some(Ok(())));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rackbus_spec::accel::{
-    Completion, Condition, Descriptor, LONGEST_WAIT, Operation, SEGMENTS, STAGES, Status,
+    Completion, Condition, Descriptor, LONGEST_WAIT, Operation, OperationStatus, SEGMENTS, STAGES,
 };
 use zerocopy::transmute;
 
@@ -233,8 +233,8 @@ impl Accel {
         // Nothing is under way, unless that failed.
         self.give_up(0);
         let completion = completion?;
-        match Status::from_number(completion.status) {
-            Some(Status::Success) => Ok(completion),
+        match OperationStatus::from_number(completion.status) {
+            Some(OperationStatus::Success) => Ok(completion),
             Some(status) => {
                 let operation = work.stages.first().map_or("nothing", |stage| stage.0.name());
                 Err(AccelError::Operation { operation, status })

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rackbus_spec::accel::{Completion, Condition, Operation, Status};
+use rackbus_spec::accel::{Completion, Condition, Operation, OperationStatus};
 use rackbus_spec::nvme::IoOpcode;
 
 use nonces::{check_nonces, work_at};
@@ -67,7 +67,7 @@ pub enum SourceError {
         /// Where it begins on the drive, in bytes.
         offset: u64,
         /// What the accelerator answered.
-        status: Status,
+        status: OperationStatus,
     },
     /// What is asked for cannot be.
     #[error("{0}")]
@@ -430,16 +430,16 @@ fn take(accel: &mut Accel, range: &mut Range<'_>, each: &mut Take<'_>) -> Result
         return Ok(());
     };
     read.unwrap_or(Ok(()))?;
-    match waited.and_then(Status::from_number) {
-        Some(Status::Success) => {}
-        Some(Status::ConditionFailed) => return Err(SourceError::Read { offset, length }),
+    match waited.and_then(OperationStatus::from_number) {
+        Some(OperationStatus::Success) => {}
+        Some(OperationStatus::ConditionFailed) => return Err(SourceError::Read { offset, length }),
         status => {
-            let status = status.unwrap_or(Status::EngineFailed);
+            let status = status.unwrap_or(OperationStatus::EngineFailed);
             return Err(SourceError::Message { offset, status });
         }
     }
-    let status = Status::from_number(done.status).unwrap_or(Status::EngineFailed);
-    if status != Status::Success {
+    let status = OperationStatus::from_number(done.status).unwrap_or(OperationStatus::EngineFailed);
+    if status != OperationStatus::Success {
         return Err(SourceError::Message { offset, status });
     }
     let mut result = vec![0; (done.output as usize).min(room)];

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rackbus_memory::DmaSlice;
-use rackbus_spec::accel::{Completion, Operation, SEGMENTS, SglEntry, Status};
+use rackbus_spec::accel::{Completion, Operation, OperationStatus, SEGMENTS, SglEntry};
 
 use super::{Accel, AccelError, AccelInfo, AccelOptions, MessageSpan, MessageWork};
 
@@ -37,7 +37,7 @@ pub struct FinishedRequest {
     /// What it is known by.
     pub token: u64,
     /// The status of its completion, as the interface numbers them.
-    pub status: Status,
+    pub status: OperationStatus,
     /// How many bytes of output the operation wrote.
     pub output: u32,
     /// Engine time that it took, in nanoseconds.
@@ -189,7 +189,7 @@ impl Submitter {
                 "it says that more came out than there was room for",
             ));
         }
-        let status = Status::from_number(from.status);
+        let status = OperationStatus::from_number(from.status);
         let status =
             status.ok_or(AccelError::Unsupported("it answered with a status that is none"))?;
         Ok(FinishedRequest { token, status, output: from.output, engine_ns: from.value })
@@ -290,7 +290,10 @@ mod tests {
             submitter.data(0, 64).unwrap().copy_from(&[4; 64]);
             submitter.ring(queue).unwrap();
             let ended = submitter.wait_for(queue, Duration::from_secs(10)).unwrap().unwrap();
-            assert_eq!((ended.token, ended.status, ended.output), (8, Status::Success, 64));
+            assert_eq!(
+                (ended.token, ended.status, ended.output),
+                (8, OperationStatus::Success, 64)
+            );
             let mut copy = [0; 64];
             submitter.data(64, 64).unwrap().copy_to(&mut copy);
             assert_eq!(copy, [4; 64]);

@@ -8,7 +8,7 @@ use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSee
 use ctr::{Ctr32BE, Ctr128BE};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
@@ -18,10 +18,10 @@ use super::{Context, EngineStep, OperationRequest, Portion, RunningOperation};
 
 const BLOCK: usize = 16;
 
-fn key(context: &Context) -> Result<&CipherKey, Status> {
+fn key(context: &Context) -> Result<&CipherKey, OperationStatus> {
     match context {
         Context::Key(key) => Ok(key),
-        Context::Patterns(_) => Err(Status::InvalidContext),
+        Context::Patterns(_) => Err(OperationStatus::InvalidContext),
     }
 }
 
@@ -29,20 +29,25 @@ fn key(context: &Context) -> Result<&CipherKey, Status> {
 pub struct CounterMode(Ctr128BE<Aes256Enc>);
 
 impl CounterMode {
-    pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, Status> {
-        let key = key(request.context.ok_or(Status::InvalidContext)?)?;
+    pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, OperationStatus> {
+        let key = key(request.context.ok_or(OperationStatus::InvalidContext)?)?;
         let cipher = ctr::CtrCore::inner_iv_init(key.cipher.clone(), &request.nonce.into());
         let mut cipher = Ctr128BE::from_core(cipher);
-        cipher.try_seek(request.done as u64).map_err(|_| Status::InvalidField)?;
+        cipher.try_seek(request.done as u64).map_err(|_| OperationStatus::InvalidField)?;
         Ok(CounterMode(cipher))
     }
 }
 
 impl RunningOperation for CounterMode {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let count = input.len().min(out.len());
         let done = self.0.try_apply_keystream_b2b(&input[..count], &mut out[..count]);
-        done.map_err(|_| Status::InvalidField)?;
+        done.map_err(|_| OperationStatus::InvalidField)?;
         Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
     }
 }
@@ -59,16 +64,16 @@ pub struct Gcm {
 }
 
 impl Gcm {
-    pub fn seal(request: &OperationRequest<'_>) -> Result<Gcm, Status> {
+    pub fn seal(request: &OperationRequest<'_>) -> Result<Gcm, OperationStatus> {
         Gcm::new(request, true)
     }
 
-    pub fn open(request: &OperationRequest<'_>) -> Result<Gcm, Status> {
+    pub fn open(request: &OperationRequest<'_>) -> Result<Gcm, OperationStatus> {
         Gcm::new(request, false)
     }
 
-    fn new(request: &OperationRequest<'_>, seal: bool) -> Result<Gcm, Status> {
-        let context = request.context.ok_or(Status::InvalidContext)?.clone();
+    fn new(request: &OperationRequest<'_>, seal: bool) -> Result<Gcm, OperationStatus> {
+        let context = request.context.ok_or(OperationStatus::InvalidContext)?.clone();
         key(&context)?;
         let associated = request.associated as usize;
         Ok(Gcm { context, nonce: request.nonce, associated, seal, parts: None })
@@ -76,7 +81,12 @@ impl Gcm {
 }
 
 impl RunningOperation for Gcm {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let fits = input.len() >= self.associated && input.len() + BLOCK <= out.len();
         if self.parts.is_none() && last && fits {
             let (head, text) = input.split_at(self.associated);
@@ -89,7 +99,7 @@ impl RunningOperation for Gcm {
             let parts = GcmInParts::new(key, self.nonce, self.associated, self.seal);
             self.parts = Some(Box::new(parts));
         }
-        let Some(parts) = &mut self.parts else { return Err(Status::EngineFailed) };
+        let Some(parts) = &mut self.parts else { return Err(OperationStatus::EngineFailed) };
         parts.step(input, last, out)
     }
 
@@ -101,22 +111,28 @@ impl RunningOperation for Gcm {
         self.parts.is_none().then_some(self.associated)
     }
 
-    fn whole(&mut self, head: &[u8], length: usize, out: &mut [u8]) -> Result<usize, Status> {
+    fn whole(
+        &mut self,
+        head: &[u8],
+        length: usize,
+        out: &mut [u8],
+    ) -> Result<usize, OperationStatus> {
         let mut nonce = [0; NONCE_LEN];
         nonce.copy_from_slice(&self.nonce[..NONCE_LEN]);
         let (nonce, head) = (Nonce::assume_unique_for_key(nonce), Aad::from(head));
         let gcm = &key(&self.context)?.gcm;
-        let (text, behind) = out.split_at_mut_checked(length).ok_or(Status::EngineFailed)?;
+        let (text, behind) =
+            out.split_at_mut_checked(length).ok_or(OperationStatus::EngineFailed)?;
         if !self.seal {
             if length < BLOCK {
-                return Err(Status::CorruptInput);
+                return Err(OperationStatus::CorruptInput);
             }
             let opened = gcm.open_in_place(nonce, head, text);
-            return Ok(opened.map_err(|_| Status::NotAuthentic)?.len());
+            return Ok(opened.map_err(|_| OperationStatus::NotAuthentic)?.len());
         }
-        let behind = behind.first_chunk_mut::<BLOCK>().ok_or(Status::EngineFailed)?;
+        let behind = behind.first_chunk_mut::<BLOCK>().ok_or(OperationStatus::EngineFailed)?;
         let tag = gcm.seal_in_place_separate_tag(nonce, head, text);
-        behind.copy_from_slice(tag.map_err(|_| Status::EngineFailed)?.as_ref());
+        behind.copy_from_slice(tag.map_err(|_| OperationStatus::EngineFailed)?.as_ref());
         Ok(length + BLOCK)
     }
 }
@@ -188,13 +204,18 @@ impl GcmInParts {
         (self.associated_left == 0).then_some(count)
     }
 
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let mut step = EngineStep::default();
         if self.associated_left > 0 {
             let before = self.associated_left;
             match self.associate(input) {
                 Some(count) => step.read = count,
-                None if last => return Err(Status::InvalidField),
+                None if last => return Err(OperationStatus::InvalidField),
                 None => return Ok(EngineStep { read: before - self.associated_left, ..step }),
             }
         }
@@ -202,7 +223,7 @@ impl GcmInParts {
         // Of what is opened, the last block may be the tag.
         let text = match self.seal {
             true => input.len(),
-            false if last && input.len() < BLOCK => return Err(Status::CorruptInput),
+            false if last && input.len() < BLOCK => return Err(OperationStatus::CorruptInput),
             false => input.len().saturating_sub(BLOCK),
         };
         let mut count = text.min(out.len());
@@ -217,7 +238,7 @@ impl GcmInParts {
                 self.hash.update_padded(from);
             }
             let done = self.cipher.try_apply_keystream_b2b(from, to);
-            done.map_err(|_| Status::InvalidField)?;
+            done.map_err(|_| OperationStatus::InvalidField)?;
             if self.seal {
                 self.hash.update_padded(to);
             }
@@ -227,7 +248,7 @@ impl GcmInParts {
         if ends && !self.seal {
             let given = &input[count..count + BLOCK];
             if !bool::from(self.tag().ct_eq(given)) {
-                return Err(Status::NotAuthentic);
+                return Err(OperationStatus::NotAuthentic);
             }
             step.read += BLOCK;
             step.finished = true;

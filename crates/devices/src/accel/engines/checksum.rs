@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // raw reads: no Rust slice of memory that others change may exist
 
 use rackbus_memory::DmaSlice;
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
@@ -11,7 +11,12 @@ use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 pub struct Crc32c(u32);
 
 impl RunningOperation for Crc32c {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         self.0 = crc32c::crc32c_append(self.0, input);
         let mut written = 0;
         if last {

@@ -1,7 +1,7 @@
 //! Raw deflate and its reverse (RFC 1951).
 
 use flate2::{Compression, FlushCompress, FlushDecompress, Status as State};
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
@@ -14,10 +14,16 @@ impl Default for Deflate {
 }
 
 impl RunningOperation for Deflate {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let before = (self.0.total_in(), self.0.total_out());
         let flush = if last { FlushCompress::Finish } else { FlushCompress::None };
-        let state = self.0.compress(input, out, flush).map_err(|_| Status::EngineFailed)?;
+        let state =
+            self.0.compress(input, out, flush).map_err(|_| OperationStatus::EngineFailed)?;
         let after = (self.0.total_in(), self.0.total_out());
         Ok(step(before, after, state == State::StreamEnd))
     }
@@ -45,22 +51,27 @@ impl Default for Inflate {
 }
 
 impl RunningOperation for Inflate {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         if self.over {
             let nothing = EngineStep { finished: last, ..EngineStep::default() };
-            return if input.is_empty() { Ok(nothing) } else { Err(Status::CorruptInput) };
+            return if input.is_empty() { Ok(nothing) } else { Err(OperationStatus::CorruptInput) };
         }
         let before = (self.stream.total_in(), self.stream.total_out());
         // With all of its input, and room for all of its output, it keeps no window for later calls.
         let flush = if last { FlushDecompress::Finish } else { FlushDecompress::None };
         let state = self.stream.decompress(input, out, flush);
-        self.over = state.map_err(|_| Status::CorruptInput)? == State::StreamEnd;
+        self.over = state.map_err(|_| OperationStatus::CorruptInput)? == State::StreamEnd;
         let after = (self.stream.total_in(), self.stream.total_out());
         let done = step(before, after, self.over && last);
         // It ends too early, or something follows behind its end.
         let stuck = last && done.read == input.len() && done.written < out.len();
         if !self.over && stuck || self.over && done.read < input.len() {
-            return Err(Status::CorruptInput);
+            return Err(OperationStatus::CorruptInput);
         }
         Ok(done)
     }

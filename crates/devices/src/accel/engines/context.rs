@@ -4,7 +4,7 @@ use std::fmt;
 
 use aes::Aes256Enc;
 use aes::cipher::KeyInit;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 use regex_automata::hybrid::dfa::DFA;
 use ring::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use zeroize::{Zeroize, Zeroizing};
@@ -38,16 +38,16 @@ pub struct CipherKey {
 
 impl CipherKey {
     /// The key that these bytes are. What that left on the stack is wiped.
-    fn new(data: &[u8]) -> Result<Box<CipherKey>, Status> {
+    fn new(data: &[u8]) -> Result<Box<CipherKey>, OperationStatus> {
         let key = CipherKey::make(data);
         wipe_stack();
         key
     }
 
     #[inline(never)]
-    fn make(data: &[u8]) -> Result<Box<CipherKey>, Status> {
-        let cipher = Aes256Enc::new_from_slice(data).map_err(|_| Status::InvalidField)?;
-        Ok(Box::new(CipherKey { cipher, gcm: expand(data).ok_or(Status::InvalidField)? }))
+    fn make(data: &[u8]) -> Result<Box<CipherKey>, OperationStatus> {
+        let cipher = Aes256Enc::new_from_slice(data).map_err(|_| OperationStatus::InvalidField)?;
+        Ok(Box::new(CipherKey { cipher, gcm: expand(data).ok_or(OperationStatus::InvalidField)? }))
     }
 }
 
@@ -77,13 +77,16 @@ impl Context {
     ///
     /// # Errors
     /// The status that creating it ends with.
-    pub fn new(operation: Operation, data: &Zeroizing<Vec<u8>>) -> Result<Context, Status> {
+    pub fn new(
+        operation: Operation,
+        data: &Zeroizing<Vec<u8>>,
+    ) -> Result<Context, OperationStatus> {
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
                 Ok(Context::Key(CipherKey::new(data)?))
             }
             Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
-            _ => Err(Status::InvalidOperation),
+            _ => Err(OperationStatus::InvalidOperation),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Hashes: whatever goes in, the output is the digest.
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 use sha2::Digest;
 use sha2::digest::{FixedOutputReset, Reset};
 
@@ -11,7 +11,12 @@ use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 pub struct Hash<D>(D);
 
 impl<D: Digest + FixedOutputReset + Send> RunningOperation for Hash<D> {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         Digest::update(&mut self.0, input);
         let written = if last { put(&self.0.finalize_reset(), out) } else { 0 };
         Ok(EngineStep { read: input.len(), written, finished: last })
@@ -28,7 +33,12 @@ impl<D: Digest + FixedOutputReset + Send> RunningOperation for Hash<D> {
 pub struct Blake3(blake3::Hasher);
 
 impl RunningOperation for Blake3 {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         self.0.update(input);
         let written = if last { put(self.0.finalize().as_bytes(), out) } else { 0 };
         Ok(EngineStep { read: input.len(), written, finished: last })

@@ -3,12 +3,12 @@
 use std::io::{Cursor, Read, Write};
 
 use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 use crate::accel::LARGEST;
 
-pub struct Compress {
+pub struct Lz4Compressor {
     encoder: FrameEncoder<Vec<u8>>,
     /// The frame is complete.
     ended: bool,
@@ -21,30 +21,42 @@ pub struct Compress {
     used: bool,
 }
 
-impl Default for Compress {
-    fn default() -> Compress {
+impl Default for Lz4Compressor {
+    fn default() -> Lz4Compressor {
         // The library would take larger blocks for who writes more at once first.
         let info = FrameInfo::new().block_size(BlockSize::Max64KB);
         let encoder = FrameEncoder::with_frame_info(info, Vec::new());
-        Compress { encoder, ended: false, out: Vec::new(), taken: 0, opened: false, used: false }
+        Lz4Compressor {
+            encoder,
+            ended: false,
+            out: Vec::new(),
+            taken: 0,
+            opened: false,
+            used: false,
+        }
     }
 }
 
-impl RunningOperation for Compress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+impl RunningOperation for Lz4Compressor {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let mut read = 0;
         if self.taken == self.out.len() && !self.ended {
             self.out.clear();
             self.taken = 0;
             if self.used && !self.opened && input.is_empty() {
                 // The library's encoder leaves out the header of a second frame that is empty.
-                *self = Compress::default();
+                *self = Lz4Compressor::default();
             }
             self.opened |= !input.is_empty();
-            self.encoder.write_all(input).map_err(|_| Status::EngineFailed)?;
+            self.encoder.write_all(input).map_err(|_| OperationStatus::EngineFailed)?;
             read = input.len();
             if last {
-                self.encoder.try_finish().map_err(|_| Status::EngineFailed)?;
+                self.encoder.try_finish().map_err(|_| OperationStatus::EngineFailed)?;
                 self.ended = true;
             }
             std::mem::swap(&mut self.out, self.encoder.get_mut());
@@ -105,36 +117,41 @@ const LONGEST_FRAME: usize = 2 * LARGEST as usize;
 
 /// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
 /// the next one too, and its memory is as large as the frame's header says.
-pub struct Decompress {
+pub struct Lz4Decompressor {
     decoder: FrameDecoder<Cursor<Vec<u8>>>,
     /// The frame is all there, and is one.
     checked: bool,
 }
 
-impl Default for Decompress {
-    fn default() -> Decompress {
-        Decompress { decoder: FrameDecoder::new(Cursor::new(Vec::new())), checked: false }
+impl Default for Lz4Decompressor {
+    fn default() -> Lz4Decompressor {
+        Lz4Decompressor { decoder: FrameDecoder::new(Cursor::new(Vec::new())), checked: false }
     }
 }
 
-impl RunningOperation for Decompress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+impl RunningOperation for Lz4Decompressor {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let frame = self.decoder.get_mut();
         // In a chain it may come from what makes gigabytes of a message.
         if frame.get_ref().len().saturating_add(input.len()) > LONGEST_FRAME {
-            return Err(Status::CorruptInput);
+            return Err(OperationStatus::CorruptInput);
         }
         frame.get_mut().extend_from_slice(input);
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }
         if !self.checked && !is_one_frame(frame.get_ref()) {
-            return Err(Status::CorruptInput);
+            return Err(OperationStatus::CorruptInput);
         }
         self.checked = true;
         loop {
             let before = self.decoder.get_ref().position();
-            let written = self.decoder.read(out).map_err(|_| Status::CorruptInput)?;
+            let written = self.decoder.read(out).map_err(|_| OperationStatus::CorruptInput)?;
             let frame = self.decoder.get_ref();
             // The library puts out nothing for a block that is empty, as it does at the end.
             let finished = written == 0 && frame.position() >= frame.get_ref().len() as u64;
@@ -142,7 +159,7 @@ impl RunningOperation for Decompress {
                 return Ok(EngineStep { read: input.len(), written, finished });
             }
             if frame.position() == before {
-                return Err(Status::CorruptInput);
+                return Err(OperationStatus::CorruptInput);
             }
         }
     }

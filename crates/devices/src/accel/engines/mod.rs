@@ -22,7 +22,7 @@ mod tests;
 use std::sync::Arc;
 
 use rackbus_memory::DmaSlice;
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 
 pub use context::{Context, wipe_stack};
 pub use spare::Spare;
@@ -62,7 +62,12 @@ pub trait RunningOperation: Send {
     ///
     /// # Errors
     /// The status that the operation ends with.
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status>;
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus>;
 
     /// Whether it [takes](RunningOperation::take) input from the tenant's memory itself: reading each byte once, for
     /// others change them meanwhile.
@@ -91,9 +96,14 @@ pub trait RunningOperation: Send {
     ///
     /// # Errors
     /// The status that the operation ends with.
-    fn whole(&mut self, head: &[u8], length: usize, out: &mut [u8]) -> Result<usize, Status> {
+    fn whole(
+        &mut self,
+        head: &[u8],
+        length: usize,
+        out: &mut [u8],
+    ) -> Result<usize, OperationStatus> {
         let _ = (head, length, out);
-        Err(Status::EngineFailed)
+        Err(OperationStatus::EngineFailed)
     }
 
     /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is
@@ -127,16 +137,16 @@ pub fn begin(
     operation: Operation,
     request: &OperationRequest<'_>,
     spare: &mut Spare,
-) -> Result<Box<dyn RunningOperation>, Status> {
+) -> Result<Box<dyn RunningOperation>, OperationStatus> {
     if request.associated > 0 && !takes_associated(operation) {
-        return Err(Status::InvalidField);
+        return Err(OperationStatus::InvalidField);
     }
     if let Some(engine) = spare.take(operation, request) {
         return Ok(engine);
     }
     Ok(match operation {
         Operation::CreateContext | Operation::DestroyContext | Operation::Wait => {
-            return Err(Status::InvalidOperation);
+            return Err(OperationStatus::InvalidOperation);
         }
         Operation::Copy => Box::new(copy::Copy),
         Operation::Aes256Ctr => Box::new(aes::CounterMode::new(request)?),
@@ -147,10 +157,10 @@ pub fn begin(
         Operation::Blake3 => Box::new(hash::Blake3::default()),
         Operation::Deflate => Box::new(compress::Deflate::default()),
         Operation::Inflate => Box::new(compress::Inflate::default()),
-        Operation::ZstdCompress => Box::new(zstd::Compress::new(request)?),
-        Operation::ZstdDecompress => Box::new(zstd::Decompress::new()?),
-        Operation::Lz4Compress => Box::new(lz4::Compress::default()),
-        Operation::Lz4Decompress => Box::new(lz4::Decompress::default()),
+        Operation::ZstdCompress => Box::new(zstd::ZstdCompressor::new(request)?),
+        Operation::ZstdDecompress => Box::new(zstd::ZstdDecompressor::new()?),
+        Operation::Lz4Compress => Box::new(lz4::Lz4Compressor::default()),
+        Operation::Lz4Decompress => Box::new(lz4::Lz4Decompressor::default()),
         Operation::RegexScan => Box::new(regex::Scan::new(request)?),
         Operation::Crc32c => Box::new(checksum::Crc32c::default()),
     })

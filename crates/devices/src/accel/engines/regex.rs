@@ -2,7 +2,7 @@
 //! depend on what the patterns or the input are, and the time for a byte only where a state is built for it:
 //! that takes up to some tens of microseconds, so that a step ends soon after.
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 use regex_automata::hybrid::LazyStateID;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson;
@@ -19,11 +19,11 @@ const PATTERNS: usize = 1024;
 const MATCH: usize = 16;
 
 /// Compiles patterns, one a line, with the syntax of Rust's `regex`.
-pub fn compile(text: &[u8]) -> Result<DFA, Status> {
-    let text = std::str::from_utf8(text).map_err(|_| Status::InvalidField)?;
+pub fn compile(text: &[u8]) -> Result<DFA, OperationStatus> {
+    let text = std::str::from_utf8(text).map_err(|_| OperationStatus::InvalidField)?;
     let patterns: Vec<&str> = text.lines().collect();
     if patterns.is_empty() || patterns.len() > PATTERNS {
-        return Err(Status::InvalidField);
+        return Err(OperationStatus::InvalidField);
     }
     let config = DFA::config()
         .match_kind(MatchKind::All)
@@ -34,7 +34,11 @@ pub fn compile(text: &[u8]) -> Result<DFA, Status> {
     let built = DFA::builder().configure(config).syntax(syntax).thompson(nfa).build_many(&patterns);
     built.map_err(|error| {
         let text = format!("{error:?}");
-        if text.contains("ExceededSizeLimit") { Status::NoRoom } else { Status::InvalidField }
+        if text.contains("ExceededSizeLimit") {
+            OperationStatus::NoRoom
+        } else {
+            OperationStatus::InvalidField
+        }
     })
 }
 
@@ -54,14 +58,14 @@ pub struct Scan {
 }
 
 impl Scan {
-    pub fn new(request: &OperationRequest<'_>) -> Result<Scan, Status> {
+    pub fn new(request: &OperationRequest<'_>) -> Result<Scan, OperationStatus> {
         let Some(Context::Patterns(dfa)) = request.context.map(|context| &**context) else {
-            return Err(Status::InvalidContext);
+            return Err(OperationStatus::InvalidContext);
         };
         let dfa = DFA::clone(dfa);
         let mut cache = dfa.create_cache();
         let state = dfa.start_state_forward(&mut cache, &Input::new(""));
-        let state = state.map_err(|_| Status::EngineFailed)?;
+        let state = state.map_err(|_| OperationStatus::EngineFailed)?;
         Ok(Scan { dfa, cache, state, offset: 0, told: 0, ended: false })
     }
 
@@ -86,8 +90,13 @@ impl Scan {
 }
 
 impl RunningOperation for Scan {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
-        let failed = |_| Status::EngineFailed;
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
+        let failed = |_| OperationStatus::EngineFailed;
         let mut step = EngineStep::default();
         if !self.tell(out, &mut step.written) {
             return Ok(step);

@@ -24,7 +24,7 @@ fn run(
     request: &OperationRequest<'_>,
     input: &[u8],
     (piece, room): (usize, usize),
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, OperationStatus> {
     run_with(&mut Spare::default(), operation, request, input, (piece, room))
 }
 
@@ -35,7 +35,7 @@ fn run_with(
     request: &OperationRequest<'_>,
     input: &[u8],
     (piece, room): (usize, usize),
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, OperationStatus> {
     let mut engine = begin(operation, request, spare)?;
     let (mut start, mut end) = (0, piece.min(input.len()));
     let (mut out, mut space) = (Vec::new(), vec![0; room]);
@@ -51,7 +51,7 @@ fn run_with(
         }
         if step.read == 0 && step.written == 0 || start == end {
             if last && step.read == 0 && step.written == 0 {
-                return Err(Status::CorruptInput);
+                return Err(OperationStatus::CorruptInput);
             }
             end = (end + piece).min(input.len());
         }
@@ -63,7 +63,7 @@ fn whole(
     operation: Operation,
     request: &OperationRequest<'_>,
     input: &[u8],
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, OperationStatus> {
     run(operation, request, input, (1 << 20, 4096))
 }
 
@@ -132,7 +132,7 @@ fn results_are_those_that_were_published() {
     ] {
         let result = whole(operation, &none, input.as_bytes());
         if expected.is_empty() {
-            assert_eq!(result, Err(Status::CorruptInput));
+            assert_eq!(result, Err(OperationStatus::CorruptInput));
         } else {
             assert_eq!(result.unwrap(), bytes(expected), "{operation:?}");
         }
@@ -182,7 +182,7 @@ fn empty_messages_one_after_the_other_are_each_a_frame() {
 fn a_deflated_stream_is_over_at_the_end_of_the_message_and_nothing_is_behind_it() {
     let none = OperationRequest::default();
     let deflated = whole(Operation::Deflate, &none, b"abc").unwrap();
-    for (behind, expected) in [(&b""[..], Ok(true)), (b"?", Err(Status::CorruptInput))] {
+    for (behind, expected) in [(&b""[..], Ok(true)), (b"?", Err(OperationStatus::CorruptInput))] {
         let mut engine = begin(Operation::Inflate, &none, &mut Spare::default()).unwrap();
         let mut out = [0; 4096];
         let step = engine.step(&deflated, false, &mut out).unwrap();
@@ -400,7 +400,7 @@ proptest! {
             let at = seed as usize % changed.len();
             changed[at] ^= 1 << (seed % 8);
             let damaged = run(back, &request, &changed, (piece, room));
-            prop_assert!(back != Operation::Aes256GcmOpen || damaged == Err(Status::NotAuthentic));
+            prop_assert!(back != Operation::Aes256GcmOpen || damaged == Err(OperationStatus::NotAuthentic));
         }
     }
 }

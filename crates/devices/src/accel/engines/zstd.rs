@@ -1,6 +1,6 @@
 //! Zstandard (RFC 8878): one frame.
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 use zstd_safe::zstd_sys::ZSTD_EndDirective;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
@@ -11,16 +11,16 @@ const LEVEL: i32 = 1;
 /// Power of two of the bytes that a frame may look back: what a tenant's frame can make the engine keep.
 const WINDOW: u32 = 21;
 
-pub struct Compress(CCtx<'static>);
+pub struct ZstdCompressor(CCtx<'static>);
 
-impl Compress {
-    pub fn new(request: &OperationRequest<'_>) -> Result<Compress, Status> {
-        let mut context = CCtx::try_create().ok_or(Status::NoRoom)?;
+impl ZstdCompressor {
+    pub fn new(request: &OperationRequest<'_>) -> Result<ZstdCompressor, OperationStatus> {
+        let mut context = CCtx::try_create().ok_or(OperationStatus::NoRoom)?;
         for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW - 2)] {
-            context.set_parameter(parameter).map_err(|_| Status::EngineFailed)?;
+            context.set_parameter(parameter).map_err(|_| OperationStatus::EngineFailed)?;
         }
-        let mut engine = Compress(context);
-        if engine.expect(request) { Ok(engine) } else { Err(Status::EngineFailed) }
+        let mut engine = ZstdCompressor(context);
+        if engine.expect(request) { Ok(engine) } else { Err(OperationStatus::EngineFailed) }
     }
 
     /// How long the message is, which its frame says then, and for which the library takes smaller tables.
@@ -30,15 +30,20 @@ impl Compress {
     }
 }
 
-impl RunningOperation for Compress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+impl RunningOperation for ZstdCompressor {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
         let end = match last {
             true => ZSTD_EndDirective::ZSTD_e_end,
             false => ZSTD_EndDirective::ZSTD_e_continue,
         };
         let left = self.0.compress_stream2(&mut target, &mut source, end);
-        let left = left.map_err(|_| Status::EngineFailed)?;
+        let left = left.map_err(|_| OperationStatus::EngineFailed)?;
         let finished = last && left == 0;
         Ok(EngineStep { read: source.pos(), written: target.pos(), finished })
     }
@@ -52,34 +57,39 @@ impl RunningOperation for Compress {
     }
 }
 
-pub struct Decompress {
+pub struct ZstdDecompressor {
     context: DCtx<'static>,
     /// The frame has ended.
     over: bool,
 }
 
-impl Decompress {
-    pub fn new() -> Result<Decompress, Status> {
-        let mut context = DCtx::try_create().ok_or(Status::NoRoom)?;
+impl ZstdDecompressor {
+    pub fn new() -> Result<ZstdDecompressor, OperationStatus> {
+        let mut context = DCtx::try_create().ok_or(OperationStatus::NoRoom)?;
         let window = DParameter::WindowLogMax(WINDOW);
-        context.set_parameter(window).map_err(|_| Status::EngineFailed)?;
-        Ok(Decompress { context, over: false })
+        context.set_parameter(window).map_err(|_| OperationStatus::EngineFailed)?;
+        Ok(ZstdDecompressor { context, over: false })
     }
 }
 
-impl RunningOperation for Decompress {
-    fn step(&mut self, input: &[u8], last: bool, out: &mut [u8]) -> Result<EngineStep, Status> {
+impl RunningOperation for ZstdDecompressor {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
         let room = out.len();
         let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
         if !self.over {
             let more = self.context.decompress_stream(&mut target, &mut source);
-            self.over = more.map_err(|_| Status::CorruptInput)? == 0;
+            self.over = more.map_err(|_| OperationStatus::CorruptInput)? == 0;
         }
         let (read, written) = (source.pos(), target.pos());
         if self.over && read < input.len()
             || !self.over && last && read == input.len() && written < room
         {
-            return Err(Status::CorruptInput);
+            return Err(OperationStatus::CorruptInput);
         }
         Ok(EngineStep { read, written, finished: self.over && last })
     }

@@ -2,9 +2,9 @@
 
 use rackbus_memory::ticks;
 use rackbus_pci::Bus;
-use rackbus_spec::accel::{Descriptor, Operation, Status};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 
-use super::super::medium::{Begun, Medium, OperationOrder, RefusedDescriptor};
+use super::super::medium::{Medium, OperationOrder, RefusedDescriptor, SubmitOutcome};
 use super::super::request::check;
 use super::super::waiting::{self, NextDescriptor};
 use super::{Front, PendingOperation, count};
@@ -42,7 +42,7 @@ impl<M: Medium> Front<M> {
             some = true;
             if let Some(value) = over {
                 count(&self.operations, descriptor.stages[0], 0, true, [0; 2]);
-                self.complete(bus, number, descriptor.id, Status::Success, 0, value);
+                self.complete(bus, number, descriptor.id, OperationStatus::Success, 0, value);
             }
             // Patterns may take long to compile, and who takes the function back waits for that.
             if creates {
@@ -75,7 +75,7 @@ impl<M: Medium> Front<M> {
         bus: &Bus<'_>,
         from: (u16, &Descriptor),
         refused: RefusedDescriptor,
-        status: Status,
+        status: OperationStatus,
     ) -> Option<u32> {
         let number = refused.number;
         let refused = self.medium.refuse(refused, status);
@@ -88,16 +88,18 @@ impl<M: Medium> Front<M> {
         bus: &Bus<'_>,
         number: u64,
         (queue, descriptor): (u16, &Descriptor),
-        begun: Begun<M::Work>,
+        begun: SubmitOutcome<M::Work>,
     ) -> Option<u32> {
         match begun {
-            Begun::Work(work) => {
+            SubmitOutcome::Work(work) => {
                 let (descriptor, begun) = (*descriptor, bus.user.ticks());
                 let pending = PendingOperation { queue, descriptor, work, begun };
                 self.pending.insert(number, pending);
             }
-            Begun::Ended(finished, time) => self.end(bus, (queue, descriptor), finished, time),
-            Begun::Over(value) => return Some(value),
+            SubmitOutcome::Ended(finished, time) => {
+                self.end(bus, (queue, descriptor), finished, time)
+            }
+            SubmitOutcome::Over(value) => return Some(value),
         }
         None
     }

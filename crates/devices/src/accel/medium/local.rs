@@ -10,7 +10,7 @@ use rackbus_memory::ticks;
 use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
-use rackbus_spec::accel::{Descriptor, Operation, Status};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -26,8 +26,11 @@ use super::super::pool::EnginePool;
 use super::super::profile::rentable;
 use super::super::request::{self, CheckedDescriptor, StageContexts};
 use super::super::{CLASS, MediumError};
-use super::port::PortState;
-use super::{Begun, Description, Medium, OperationOrder, Port, RefusedDescriptor};
+use super::port::AcceleratorPortState;
+use super::{
+    AcceleratorDescription, AcceleratorPort, Medium, OperationOrder, RefusedDescriptor,
+    SubmitOutcome,
+};
 
 pub use work::LocalWork;
 
@@ -62,7 +65,7 @@ pub struct Local {
     /// What users before this one have used.
     recorded: Usage,
     /// The front elsewhere that has the engines in the place of this function.
-    port: Option<Port>,
+    port: Option<AcceleratorPort>,
     /// What came with a saved state that is to be restored.
     pub(in super::super) files: Vec<OwnedFd>,
     /// What carries the operations of the port that is to be restored.
@@ -75,7 +78,7 @@ pub struct Local {
 #[serde(deny_unknown_fields)]
 pub struct LocalState {
     contexts: Vec<ContextState>,
-    port: Option<PortState>,
+    port: Option<AcceleratorPortState>,
 }
 
 /// How far an operation came.
@@ -130,12 +133,12 @@ impl Local {
     pub(super) fn begin_first(
         &mut self,
         order: &OperationOrder<'_>,
-        memory: impl FnOnce() -> Result<(Gather, Gather), Status>,
-    ) -> Result<Begun<LocalWork>, Status> {
+        memory: impl FnOnce() -> Result<(Gather, Gather), OperationStatus>,
+    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         let first = order.plan.operations()[0];
         let is_message = !matches!(first, Operation::CreateContext | Operation::DestroyContext);
         if is_message && order.descriptor.input_length > self.largest.load(Ordering::Relaxed) {
-            return Err(Status::InvalidField);
+            return Err(OperationStatus::InvalidField);
         }
         self.start(order, memory()?, 0)
     }
@@ -146,18 +149,22 @@ impl Local {
         order: &OperationOrder<'_>,
         memory: (Gather, Gather),
         done: usize,
-    ) -> Result<Begun<LocalWork>, Status> {
+    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         let OperationOrder { descriptor, plan, .. } = *order;
         match plan.operations() {
             [Operation::CreateContext, of] => {
                 // Patterns may take long to compile: not with an engine in hand that others wait for.
                 self.own.release(&self.pool);
                 let created = self.create_context(*of, &memory.0);
-                return created.map(|handle| Begun::Over(handle.into()));
+                return created.map(|handle| SubmitOutcome::Over(handle.into()));
             }
             [Operation::DestroyContext] => {
                 let there = self.contexts.destroy(descriptor.contexts[0]);
-                return if there { Ok(Begun::Over(0)) } else { Err(Status::InvalidContext) };
+                return if there {
+                    Ok(SubmitOutcome::Over(0))
+                } else {
+                    Err(OperationStatus::InvalidContext)
+                };
             }
             _ => {}
         }
@@ -170,14 +177,14 @@ impl Local {
             let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
             let start = |spare: &mut _| request::start(plan, descriptor, &contexts, 0, spare);
             match self.own.run((&self.pool, self.tenant), short, start) {
-                Attempt::Ended(finished, time) => return Ok(Begun::Ended(finished, time)),
+                Attempt::Ended(finished, time) => return Ok(SubmitOutcome::Ended(finished, time)),
                 Attempt::Left(course, engine_ns) => {
                     engines = Some(JobEngines::Running(course, engine_ns));
                 }
                 Attempt::Refused => {}
             }
         }
-        Ok(Begun::Work(self.put(order, memory, contexts, (engines, profile_ns), done)))
+        Ok(SubmitOutcome::Work(self.put(order, memory, contexts, (engines, profile_ns), done)))
     }
 
     /// Keeps an operation for the engines, which have done some of it where there are any.
@@ -217,9 +224,9 @@ impl Local {
         plan.operations().iter().map(|operation| self.pool.cost_ns(*operation, length)).sum()
     }
 
-    fn create_context(&mut self, of: Operation, input: &Gather) -> Result<u16, Status> {
+    fn create_context(&mut self, of: Operation, input: &Gather) -> Result<u16, OperationStatus> {
         if input.len() > LARGEST_CONTEXT as usize {
-            return Err(Status::InvalidField);
+            return Err(OperationStatus::InvalidField);
         }
         let mut data = Zeroizing::new(vec![0; input.len()]);
         input.read(0, &mut data);
@@ -268,7 +275,10 @@ impl Local {
     }
 
     /// With the port, which is taken away meanwhile.
-    fn with_port<T>(&mut self, use_it: impl FnOnce(&mut Port, &mut Local) -> T) -> Option<T> {
+    fn with_port<T>(
+        &mut self,
+        use_it: impl FnOnce(&mut AcceleratorPort, &mut Local) -> T,
+    ) -> Option<T> {
         let mut port = self.port.take()?;
         let outcome = use_it(&mut port, self);
         self.port = Some(port);
@@ -298,7 +308,7 @@ impl Medium for Local {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
-    ) -> Result<Begun<LocalWork>, Status> {
+    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         let Descriptor { input_segments, output_segments, .. } = *order.descriptor;
         if input_segments > 0 || output_segments > 0 {
             // Nor do long lists keep others waiting.
@@ -314,7 +324,11 @@ impl Medium for Local {
         !self.pool.owes(self.tenant)
     }
 
-    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<LocalWork> {
+    fn refuse(
+        &mut self,
+        refused: RefusedDescriptor,
+        status: OperationStatus,
+    ) -> SubmitOutcome<LocalWork> {
         let RefusedDescriptor { number, begun } = refused;
         let begun = self.charged_until.take().unwrap_or(begun);
         let memory = <(Gather, Gather)>::default();
@@ -323,7 +337,7 @@ impl Medium for Local {
             let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
             let outcome = self.own.run((&self.pool, self.tenant), short, |_| Err(status));
             if let Attempt::Ended(finished, time) = outcome {
-                return Begun::Ended(finished, time);
+                return SubmitOutcome::Ended(finished, time);
             }
         }
         // It waits for its turn like any operation; what it took until now is charged at once.
@@ -332,10 +346,10 @@ impl Medium for Local {
         let input = job::JobInput { number, kind: REFUSED, profile_ns: 0.0, engines, memory };
         let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
         self.begun.push((job.clone(), 0));
-        Begun::Work(LocalWork { job, refused: Some(status), contexts: Vec::new() })
+        SubmitOutcome::Work(LocalWork { job, refused: Some(status), contexts: Vec::new() })
     }
 
-    fn refused(&self, work: &LocalWork) -> Option<Status> {
+    fn refused(&self, work: &LocalWork) -> Option<OperationStatus> {
         work.refused()
     }
 
@@ -358,14 +372,14 @@ impl Medium for Local {
         dma: &DmaSpace,
         (queue, descriptor): (u16, &Descriptor),
         work: &LocalWork,
-    ) -> Result<(), Status> {
+    ) -> Result<(), OperationStatus> {
         if !work.job.is_memory_released() {
             return Ok(());
         }
         let (input, output) = request::memory(dma, descriptor)?;
         // A list that has changed meanwhile is not what was begun.
         if input.len() != work.job.input_length || output.len() != work.job.output_length {
-            return Err(Status::InvalidField);
+            return Err(OperationStatus::InvalidField);
         }
         self.resume(work, (input, output));
         self.submit(queue);
@@ -393,7 +407,7 @@ impl Medium for Local {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.port.as_ref().map_or(self.outbox.event().as_fd(), Port::wake_fd))
+        Some(self.port.as_ref().map_or(self.outbox.event().as_fd(), AcceleratorPort::wake_fd))
     }
 
     fn scrub(&mut self) {
@@ -423,12 +437,12 @@ impl Medium for Local {
         if self.port.is_some() {
             return Err(MediumRefused::InUse);
         }
-        let description = Description { serial, operations: self.operations() };
+        let description = AcceleratorDescription { serial, operations: self.operations() };
         let description = serde_json::to_string(&description).unwrap_or_default();
         let event = self.outbox.event().as_fd();
         let (port, files) = match carried {
-            None => Port::new(event).map(|(port, files)| (port, files.into()))?,
-            Some(carried) => (Port::carried(carried, event)?, Vec::new()),
+            None => AcceleratorPort::new(event).map(|(port, files)| (port, files.into()))?,
+            Some(carried) => (AcceleratorPort::carried(carried, event)?, Vec::new()),
         };
         self.port = Some(port);
         Ok(MediumOffer { class: CLASS, description, files })
@@ -454,7 +468,7 @@ impl Medium for Local {
     }
 
     fn take_back(&mut self) {
-        self.with_port(Port::take_back);
+        self.with_port(AcceleratorPort::take_back);
     }
 
     fn save_work(&self, order: &OperationOrder<'_>, work: &LocalWork) -> SavedLocalWork {
@@ -468,7 +482,7 @@ impl Medium for Local {
         self.contexts = Contexts::restore(&saved.contexts, memory).map_err(MediumError)?;
         let Some(state) = &saved.port else { return Ok(()) };
         let end = InheritedEnd { files: files.collect(), session: self.session.take() };
-        let port = Port::resume(end, self, state, bus);
+        let port = AcceleratorPort::resume(end, self, state, bus);
         self.port = Some(port.map_err(|error| {
             tracing::error!(%error, "the connection of an accelerator's front on another node is lost");
             MediumError("the exchange with a front elsewhere")
@@ -496,9 +510,9 @@ impl Medium for Local {
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
         saved: &SavedLocalWork,
-    ) -> Result<Begun<LocalWork>, Status> {
+    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         if saved.orphaned {
-            return Err(Status::InvalidContext);
+            return Err(OperationStatus::InvalidContext);
         }
         let memory = request::memory(dma, order.descriptor)?;
         self.start(order, memory, saved.done as usize)

@@ -11,7 +11,7 @@ use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, Work as Polled};
-use rackbus_spec::accel::{Operation, Status};
+use rackbus_spec::accel::{Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -23,8 +23,8 @@ use super::super::request::check;
 use super::super::waiting;
 use super::local::{Local, LocalWork};
 use super::{
-    Answer, Ask, Begun, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS, STOP, input_tag,
-    kind, output_tag,
+    Answer, Ask, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS, STOP, SubmitOutcome,
+    input_tag, kind, output_tag,
 };
 use crate::either::either_of;
 
@@ -33,7 +33,7 @@ const TURN: usize = 32;
 
 /// Serves the engines to one front.
 #[derive(Debug)]
-pub struct Port {
+pub struct AcceleratorPort {
     exchange: Exchange,
     /// Operations under way, by slot.
     slots: Vec<Option<Slot>>,
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Slot {
 /// is where the front put it, and stays until they are answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PortState {
+pub struct AcceleratorPortState {
     asks: Vec<Vec<u8>>,
     over: bool,
     /// Slots of those whose contexts are not what their handles name any more: another key may have the handle now.
@@ -81,29 +81,35 @@ pub struct PortState {
     orphaned: Vec<u16>,
 }
 
-impl Port {
+impl AcceleratorPort {
     /// In shared memory, beside engines that make `event` readable; with what the front joins by.
     ///
     /// # Errors
     /// When memory or descriptors cannot be obtained.
-    pub fn new(event: BorrowedFd<'_>) -> Result<(Port, ExchangeFiles), ExchangeError> {
+    pub fn new(event: BorrowedFd<'_>) -> Result<(AcceleratorPort, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
-        Ok((Port::with_exchange(exchange, event)?, files))
+        Ok((AcceleratorPort::with_exchange(exchange, event)?, files))
     }
 
     /// The same for a front whose operations `carried` carries.
     ///
     /// # Errors
-    /// As [`new`](Port::new).
-    pub fn carried(carried: Carried, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
-        Port::with_exchange(Exchange::carried("accel-medium", carried, LAYOUT)?, event)
+    /// As [`new`](AcceleratorPort::new).
+    pub fn carried(
+        carried: Carried,
+        event: BorrowedFd<'_>,
+    ) -> Result<AcceleratorPort, ExchangeError> {
+        AcceleratorPort::with_exchange(Exchange::carried("accel-medium", carried, LAYOUT)?, event)
     }
 
-    fn with_exchange(exchange: Exchange, event: BorrowedFd<'_>) -> Result<Port, ExchangeError> {
+    fn with_exchange(
+        exchange: Exchange,
+        event: BorrowedFd<'_>,
+    ) -> Result<AcceleratorPort, ExchangeError> {
         let either = either_of([Some(exchange.as_fd()), Some(event)]);
         let either = either.map_err(|cause| ExchangeError::Events(cause.into()))?;
         let slots = (0..SLOTS).map(|_| None).collect();
-        Ok(Port {
+        Ok(AcceleratorPort {
             exchange,
             slots,
             held: VecDeque::new(),
@@ -113,7 +119,7 @@ impl Port {
         })
     }
 
-    /// What is not answered, to be done again by whoever [resumes](Port::resume) it, and what that needs of the
+    /// What is not answered, to be done again by whoever [resumes](AcceleratorPort::resume) it, and what that needs of the
     /// exchange. Engines touch no place for data any more, unless this port is polled again.
     ///
     /// # Errors
@@ -122,7 +128,7 @@ impl Port {
         &mut self,
         local: &mut Local,
         bus: &Bus<'_>,
-    ) -> std::io::Result<(PortState, Vec<OwnedFd>)> {
+    ) -> std::io::Result<(AcceleratorPortState, Vec<OwnedFd>)> {
         for slot in self.slots.iter().flatten() {
             slot.work.release_memory();
         }
@@ -135,10 +141,10 @@ impl Port {
         let asks = asks.map(|ask| ask.as_bytes().to_vec());
         let orphaned = self.slots.iter().flatten().filter(|slot| local.is_orphaned(&slot.work));
         let orphaned = orphaned.map(|slot| slot.ask.slot.get()).collect();
-        Ok((PortState { asks: asks.collect(), over: self.over, orphaned }, files))
+        Ok((AcceleratorPortState { asks: asks.collect(), over: self.over, orphaned }, files))
     }
 
-    /// Goes on here after all with what was [saved](Port::save).
+    /// Goes on here after all with what was [saved](AcceleratorPort::save).
     pub fn take_back(&mut self, local: &mut Local) {
         self.exchange.take_back();
         if std::mem::take(&mut self.memory_released) {
@@ -149,23 +155,25 @@ impl Port {
     /// Goes on where an earlier port was saved.
     ///
     /// # Errors
-    /// As [`new`](Port::new).
+    /// As [`new`](AcceleratorPort::new).
     pub fn resume(
         end: InheritedEnd,
         local: &mut Local,
-        state: &PortState,
+        state: &AcceleratorPortState,
         bus: &Bus<'_>,
-    ) -> Result<Port, ExchangeError> {
+    ) -> Result<AcceleratorPort, ExchangeError> {
         let event = local.outbox.event().as_fd();
-        let mut port =
-            Port::with_exchange(Exchange::again(SessionSide::Answers, end, LAYOUT)?, event)?;
+        let mut port = AcceleratorPort::with_exchange(
+            Exchange::again(SessionSide::Answers, end, LAYOUT)?,
+            event,
+        )?;
         port.over = state.over;
         for bytes in &state.asks {
             let ask = Ask::read_from_bytes(bytes).ok().filter(|ask| ask.kind == kind::RUN);
             let taken = ask.is_some_and(|ask| {
                 let slot = ask.slot.get();
                 if state.orphaned.contains(&slot) && slot < SLOTS {
-                    port.answer(slot, Status::InvalidContext, 0, 0);
+                    port.answer(slot, OperationStatus::InvalidContext, 0, 0);
                     return true;
                 }
                 // One at a time, as always: many would make the pause long.
@@ -293,16 +301,16 @@ impl Port {
                     local.refuse(RefusedDescriptor { number, begun: since }, status)
                 });
                 match begun {
-                    Begun::Work(work) => {
+                    SubmitOutcome::Work(work) => {
                         let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
                         self.slots[usize::from(slot)] = Some(kept);
                     }
-                    Begun::Ended(finished, time) => {
+                    SubmitOutcome::Ended(finished, time) => {
                         self.answer_ended(local, (ask, time), finished);
                     }
-                    Begun::Over(value) => {
+                    SubmitOutcome::Over(value) => {
                         count(&local.operations, ask.stages[0], 0, true, [0; 2]);
-                        self.answer(slot, Status::Success, 0, value);
+                        self.answer(slot, OperationStatus::Success, 0, value);
                     }
                 }
             }
@@ -317,13 +325,13 @@ impl Port {
         number: u64,
         ask: &Ask,
         begins: Begins,
-    ) -> Result<Begun<LocalWork>, Status> {
+    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         let descriptor = ask.descriptor();
         let plan = check(&descriptor)?;
         if plan.operations() == [Operation::Wait] {
-            return Err(Status::InvalidOperation);
+            return Err(OperationStatus::InvalidOperation);
         }
-        let memory = self.memory(ask).ok_or(Status::Transfer)?;
+        let memory = self.memory(ask).ok_or(OperationStatus::Transfer)?;
         let order = OperationOrder {
             number,
             queue: ask.queue.into(),
@@ -379,7 +387,7 @@ impl Port {
             let kept = self.slots[slot].take_if(|slot| slot.work.refused().is_some());
             let Some(Slot { number, ask, work, begun }) = kept else { continue };
             work.cancel();
-            let status = work.refused().unwrap_or(Status::EngineFailed);
+            let status = work.refused().unwrap_or(OperationStatus::EngineFailed);
             let finished = FinishedJob { number, status, written: 0, value: 0 };
             self.answer_ended(local, (&ask, [begun, bus.user.ticks()]), finished);
         }
@@ -394,13 +402,13 @@ impl Port {
         finished: FinishedJob,
     ) {
         let FinishedJob { status, written, value, .. } = finished;
-        let (bytes, good) = (ask.input_length.get().into(), status == Status::Success);
+        let (bytes, good) = (ask.input_length.get().into(), status == OperationStatus::Success);
         count(&local.operations, ask.stages[0], bytes, good, time);
         let value = u32::try_from(value).unwrap_or(u32::MAX);
         self.answer(ask.slot.get(), status, written, value);
     }
 
-    fn answer(&mut self, slot: u16, status: Status, written: usize, value: u32) {
+    fn answer(&mut self, slot: u16, status: OperationStatus, written: usize, value: u32) {
         let answer = Answer {
             slot: slot.into(),
             status: (status as u16).into(),
@@ -418,16 +426,16 @@ impl Port {
     /// The front begins anew.
     fn stop(&mut self, local: &mut Local) {
         for ask in std::mem::take(&mut self.held) {
-            self.answer(ask.slot.get(), Status::EngineFailed, 0, 0);
+            self.answer(ask.slot.get(), OperationStatus::EngineFailed, 0, 0);
         }
         for slot in 0..SLOTS {
             if let Some(Slot { work, .. }) = self.slots[usize::from(slot)].take() {
                 work.cancel();
-                self.answer(slot, Status::EngineFailed, 0, 0);
+                self.answer(slot, OperationStatus::EngineFailed, 0, 0);
             }
         }
         local.clear();
-        self.answer(STOP, Status::Success, 0, 0);
+        self.answer(STOP, OperationStatus::Success, 0, 0);
     }
 
     /// Operations go on after all.

@@ -8,26 +8,26 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
-use rackbus_spec::accel::{Descriptor, Operation, Status};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
 
 use super::super::contexts::LARGEST_CONTEXT;
 use super::super::job::FinishedJob;
 use super::super::{MediumError, request};
 use super::{
-    Answer, Ask, Begun, Description, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS,
-    STOP, input_tag, kind, output_tag,
+    AcceleratorDescription, Answer, Ask, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS,
+    STOP, SubmitOutcome, input_tag, kind, output_tag,
 };
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
 /// Engines that another node has.
 #[derive(Debug)]
-pub struct Remote {
-    description: Description,
+pub struct RemoteMedium {
+    description: AcceleratorDescription,
     exchange: FrontExchange,
     /// Operations that the other node has, by slot.
-    slots: [Option<Asked>; SLOTS as usize],
+    slots: [Option<RemoteOperation>; SLOTS as usize],
     /// Slots that are free; the one freed last is used first, its places may still be near.
     free: Vec<u16>,
     /// Something was asked for since the last stop.
@@ -42,7 +42,7 @@ pub struct Remote {
 
 /// An operation that the other node has.
 #[derive(Debug, Clone, Copy)]
-struct Asked {
+struct RemoteOperation {
     /// Who waits for it; `None` when it was given up.
     owner: Option<Owner>,
     /// It brought a key, or patterns: its input is wiped when it is answered.
@@ -61,54 +61,54 @@ pub type RemoteWork = u16;
 /// What a saved front has of its medium beside operations under way.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemoteState {
+pub struct RemoteMediumState {
     /// Slots of operations that were given up and are not answered, each with the bytes to be wiped then.
     given_up: Vec<(u16, usize)>,
     used: bool,
     stopping: bool,
 }
 
-impl Remote {
+impl RemoteMedium {
     /// Over what the other node offered.
     ///
     /// # Errors
     /// [`ExchangeError`] when that is not fit.
     pub fn new(
-        description: Description,
+        description: AcceleratorDescription,
         files: ExchangeFiles,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
-        Ok(Remote::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
+    ) -> Result<RemoteMedium, ExchangeError> {
+        Ok(RemoteMedium::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.
     ///
     /// # Errors
-    /// As [`new`](Remote::new).
+    /// As [`new`](RemoteMedium::new).
     pub fn carried(
-        description: Description,
+        description: AcceleratorDescription,
         carried: Carried,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
+    ) -> Result<RemoteMedium, ExchangeError> {
         let exchange = FrontExchange::carried("accel-front", carried, LAYOUT, lost)?;
-        Ok(Remote::with_exchange(description, exchange))
+        Ok(RemoteMedium::with_exchange(description, exchange))
     }
 
     /// The same where an earlier life of the front is gone on with, which is restored next.
     ///
     /// # Errors
-    /// As [`new`](Remote::new).
+    /// As [`new`](RemoteMedium::new).
     pub fn again(
-        description: Description,
+        description: AcceleratorDescription,
         end: InheritedEnd,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
+    ) -> Result<RemoteMedium, ExchangeError> {
         let exchange = FrontExchange::again(end, LAYOUT, lost)?;
-        Ok(Remote::with_exchange(description, exchange))
+        Ok(RemoteMedium::with_exchange(description, exchange))
     }
 
-    fn with_exchange(description: Description, exchange: FrontExchange) -> Remote {
-        Remote {
+    fn with_exchange(description: AcceleratorDescription, exchange: FrontExchange) -> RemoteMedium {
+        RemoteMedium {
             description,
             exchange,
             slots: [None; SLOTS as usize],
@@ -125,14 +125,14 @@ impl Remote {
         self.description.serial
     }
 
-    fn slot(&mut self, slot: u16) -> Option<&mut Option<Asked>> {
+    fn slot(&mut self, slot: u16) -> Option<&mut Option<RemoteOperation>> {
         self.slots.get_mut(usize::from(slot))
     }
 
     /// Ends the operation in a slot.
     fn finish(&mut self, dma: &DmaSpace, answer: &Answer) -> Option<FinishedJob> {
         let slot = answer.slot.get();
-        let status = Status::from_number(answer.status.get());
+        let status = OperationStatus::from_number(answer.status.get());
         let asked = match status {
             Some(_) => self.slot(slot).and_then(Option::take),
             None => None,
@@ -141,11 +141,11 @@ impl Remote {
             self.exchange.break_off();
             return None;
         };
-        let Asked { owner, secret } = asked;
+        let RemoteOperation { owner, secret } = asked;
         self.wipe(slot, secret);
         let Some(Owner { number, descriptor }) = owner else {
             let handle = u16::try_from(answer.value.get()).unwrap_or(0);
-            if secret > 0 && status == Status::Success && !self.stopping {
+            if secret > 0 && status == OperationStatus::Success && !self.stopping {
                 // A context that nobody knows of would stay.
                 self.forget(slot, handle);
             } else {
@@ -157,7 +157,12 @@ impl Remote {
         let (written, value) = (answer.written.get() as usize, answer.value.get().into());
         if written > descriptor.output_length as usize {
             self.exchange.break_off();
-            return Some(FinishedJob { number, status: Status::Unreachable, written: 0, value: 0 });
+            return Some(FinishedJob {
+                number,
+                status: OperationStatus::Unreachable,
+                written: 0,
+                value: 0,
+            });
         }
         match self.put(dma, slot, &descriptor, status, written) {
             Ok(()) => Some(FinishedJob { number, status, written, value }),
@@ -179,7 +184,7 @@ impl Remote {
             contexts: [handle, 0, 0, 0],
             ..Descriptor::default()
         };
-        self.slots[usize::from(slot)] = Some(Asked { owner: None, secret: 0 });
+        self.slots[usize::from(slot)] = Some(RemoteOperation { owner: None, secret: 0 });
         self.exchange.send(&Ask::run(slot, 0, &descriptor), None);
     }
 
@@ -189,10 +194,10 @@ impl Remote {
         dma: &DmaSpace,
         slot: u16,
         descriptor: &Descriptor,
-        status: Status,
+        status: OperationStatus,
         written: usize,
-    ) -> Result<(), Status> {
-        let unauthentic = status == Status::NotAuthentic;
+    ) -> Result<(), OperationStatus> {
+        let unauthentic = status == OperationStatus::NotAuthentic;
         if written == 0 && !unauthentic {
             return Ok(());
         }
@@ -216,7 +221,7 @@ impl Remote {
             self.free.push(slot);
             let failed = |Owner { number, .. }| FinishedJob {
                 number,
-                status: Status::Unreachable,
+                status: OperationStatus::Unreachable,
                 written: 0,
                 value: 0,
             };
@@ -225,10 +230,10 @@ impl Remote {
     }
 }
 
-impl Medium for Remote {
+impl Medium for RemoteMedium {
     type Work = RemoteWork;
     type SavedWork = u16;
-    type Saved = RemoteState;
+    type Saved = RemoteMediumState;
 
     fn operations(&self) -> u64 {
         self.description.operations
@@ -250,13 +255,13 @@ impl Medium for Remote {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
-    ) -> Result<Begun<RemoteWork>, Status> {
+    ) -> Result<SubmitOutcome<RemoteWork>, OperationStatus> {
         let OperationOrder { number, queue, descriptor, plan } = *order;
         let length = descriptor.input_length;
         let (mut secret, mut input) = (0, None);
         match plan.operations()[0] {
             Operation::CreateContext if length > LARGEST_CONTEXT => {
-                return Err(Status::InvalidField);
+                return Err(OperationStatus::InvalidField);
             }
             Operation::CreateContext => secret = length as usize,
             _ => {}
@@ -266,9 +271,9 @@ impl Medium for Remote {
             input = Some(request::memory(dma, descriptor)?.0);
         }
         if self.exchange.is_lost() {
-            return Err(Status::Unreachable);
+            return Err(OperationStatus::Unreachable);
         }
-        let slot = self.free.pop().ok_or(Status::NoRoom)?;
+        let slot = self.free.pop().ok_or(OperationStatus::NoRoom)?;
         let mut ask = Ask::run(slot, queue, descriptor);
         let mut data = None;
         match input {
@@ -282,20 +287,24 @@ impl Medium for Remote {
             None => (ask.input_length, ask.output_length) = (0.into(), 0.into()),
         }
         let owner = Some(Owner { number, descriptor: *descriptor });
-        self.slots[usize::from(slot)] = Some(Asked { owner, secret });
+        self.slots[usize::from(slot)] = Some(RemoteOperation { owner, secret });
         self.used = true;
         self.exchange.send(&ask, data);
-        Ok(Begun::Work(slot))
+        Ok(SubmitOutcome::Work(slot))
     }
 
-    fn refuse(&mut self, refused: RefusedDescriptor, status: Status) -> Begun<RemoteWork> {
+    fn refuse(
+        &mut self,
+        refused: RefusedDescriptor,
+        status: OperationStatus,
+    ) -> SubmitOutcome<RemoteWork> {
         // The engines' node does not hear of it: nobody but this function's user waits for that.
         let RefusedDescriptor { number, begun } = refused;
         let finished = FinishedJob { number, status, written: 0, value: 0 };
-        Begun::Ended(finished, [begun, ticks::now()])
+        SubmitOutcome::Ended(finished, [begun, ticks::now()])
     }
 
-    fn refused(&self, _work: &RemoteWork) -> Option<Status> {
+    fn refused(&self, _work: &RemoteWork) -> Option<OperationStatus> {
         None
     }
 
@@ -327,7 +336,7 @@ impl Medium for Remote {
         _dma: &DmaSpace,
         _order: (u16, &Descriptor),
         _work: &RemoteWork,
-    ) -> Result<(), Status> {
+    ) -> Result<(), OperationStatus> {
         Ok(())
     }
 
@@ -378,17 +387,17 @@ impl Medium for Remote {
         None
     }
 
-    fn save(&mut self, _bus: &Bus<'_>) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
+    fn save(&mut self, _bus: &Bus<'_>) -> std::io::Result<(RemoteMediumState, Vec<OwnedFd>)> {
         self.submit(0);
         let files = self.exchange.pass_on()?;
         let slots = (0..).zip(&self.slots);
         let given_up = slots.filter_map(|(slot, asked)| match asked {
-            Some(Asked { owner: None, secret }) => Some((slot, *secret)),
+            Some(RemoteOperation { owner: None, secret }) => Some((slot, *secret)),
             _ => None,
         });
         let given_up = given_up.collect();
         self.saved = true;
-        Ok((RemoteState { given_up, used: self.used, stopping: self.stopping }, files))
+        Ok((RemoteMediumState { given_up, used: self.used, stopping: self.stopping }, files))
     }
 
     fn take_back(&mut self) {
@@ -400,9 +409,9 @@ impl Medium for Remote {
         *work
     }
 
-    fn restore(&mut self, _bus: &Bus<'_>, saved: &RemoteState) -> Result<(), MediumError> {
+    fn restore(&mut self, _bus: &Bus<'_>, saved: &RemoteMediumState) -> Result<(), MediumError> {
         for (slot, secret) in &saved.given_up {
-            self.expect(*slot, Asked { owner: None, secret: *secret })?;
+            self.expect(*slot, RemoteOperation { owner: None, secret: *secret })?;
         }
         (self.used, self.stopping) = (saved.used, saved.stopping);
         self.exchange.set_told();
@@ -422,20 +431,20 @@ impl Medium for Remote {
         _dma: &DmaSpace,
         order: &OperationOrder<'_>,
         saved: &u16,
-    ) -> Result<Begun<RemoteWork>, Status> {
+    ) -> Result<SubmitOutcome<RemoteWork>, OperationStatus> {
         let creates = order.plan.operations()[0] == Operation::CreateContext;
         let secret = if creates { order.descriptor.input_length as usize } else { 0 };
         let owner = Some(Owner { number: order.number, descriptor: *order.descriptor });
-        match self.expect(*saved, Asked { owner, secret }) {
-            Ok(()) => Ok(Begun::Work(*saved)),
-            Err(_) => Err(Status::Unreachable),
+        match self.expect(*saved, RemoteOperation { owner, secret }) {
+            Ok(()) => Ok(SubmitOutcome::Work(*saved)),
+            Err(_) => Err(OperationStatus::Unreachable),
         }
     }
 }
 
-impl Remote {
+impl RemoteMedium {
     /// An operation of an earlier life is in this slot.
-    fn expect(&mut self, slot: u16, asked: Asked) -> Result<(), MediumError> {
+    fn expect(&mut self, slot: u16, asked: RemoteOperation) -> Result<(), MediumError> {
         match self.slot(slot) {
             Some(free @ None) => *free = Some(asked),
             _ => return Err(MediumError("the slot of an operation")),

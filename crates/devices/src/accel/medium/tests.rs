@@ -143,20 +143,20 @@ impl Tenant {
         Some(completion)
     }
 
-    fn wait(&mut self) -> (Status, u32, u32) {
+    fn wait(&mut self) -> (OperationStatus, u32, u32) {
         let begun = Instant::now();
         loop {
             self.poll_front();
             self.poll_lender();
             if let Some(Completion { status, output, value, .. }) = self.completion() {
-                return (Status::from_number(status >> 1).unwrap(), output, value);
+                return (OperationStatus::from_number(status >> 1).unwrap(), output, value);
             }
             assert!(begun.elapsed() < Duration::from_secs(20), "nothing is completed");
         }
     }
 
     /// One operation, or several in a row; what it put out.
-    fn run(&mut self, asked: &Descriptor, input: &[u8]) -> (Status, Vec<u8>) {
+    fn run(&mut self, asked: &Descriptor, input: &[u8]) -> (OperationStatus, Vec<u8>) {
         self.put(INPUT, input);
         self.push(&Descriptor { input_length: input.len() as u32, ..*asked });
         let (status, written, _) = self.wait();
@@ -174,7 +174,7 @@ impl Tenant {
             ..Descriptor::default()
         });
         let (status, _, handle) = self.wait();
-        assert_eq!(status, Status::Success);
+        assert_eq!(status, OperationStatus::Success);
         handle as u16
     }
 
@@ -250,7 +250,7 @@ fn every_operation_has_the_same_result_apart_from_the_engines_as_beside_them() {
             let contexts: Vec<u16> = asked.iter().map(context).collect();
             tenants[at].put(OUTPUT, &[9; 64]);
             let (status, output) = tenants[at].run(&ask(asked, &contexts), input);
-            if status == Status::NotAuthentic {
+            if status == OperationStatus::NotAuthentic {
                 let left = tenants[at].get(OUTPUT, input.len().min(64));
                 assert!(left.iter().all(|byte| *byte == 0), "{asked:?} left {left:?}");
             }
@@ -279,36 +279,39 @@ fn every_operation_has_the_same_result_apart_from_the_engines_as_beside_them() {
     for (operation, reverse) in reverses {
         for length in [0, 1, 4096, 900_000] {
             let (status, output) = compare(&[operation], &message(length));
-            assert_eq!(status, Status::Success, "{operation:?} of {length} bytes");
+            assert_eq!(status, OperationStatus::Success, "{operation:?} of {length} bytes");
             if let Some(reverse) = reverse {
                 let (status, back) = compare(&[reverse], &output);
-                assert!(status == Status::Success && back == message(length), "{reverse:?}");
+                assert!(
+                    status == OperationStatus::Success && back == message(length),
+                    "{reverse:?}"
+                );
             }
         }
     }
     let chain = [Operation::ZstdCompress, Operation::Aes256GcmSeal, Operation::Sha256];
-    assert_eq!(compare(&chain, &message(100_000)).0, Status::Success);
+    assert_eq!(compare(&chain, &message(100_000)).0, OperationStatus::Success);
     // And the same mistakes.
-    assert_eq!(compare(&[Operation::Inflate], &[0xff; 100]).0, Status::CorruptInput);
+    assert_eq!(compare(&[Operation::Inflate], &[0xff; 100]).0, OperationStatus::CorruptInput);
     // What is done at once, and what in parts.
     for length in [16, 100, 900_000] {
         let forged = message(length);
-        assert_eq!(compare(&[Operation::Aes256GcmOpen], &forged).0, Status::NotAuthentic);
+        assert_eq!(compare(&[Operation::Aes256GcmOpen], &forged).0, OperationStatus::NotAuthentic);
     }
-    assert_eq!(compare(&[Operation::DestroyContext], &[]).0, Status::InvalidContext);
+    assert_eq!(compare(&[Operation::DestroyContext], &[]).0, OperationStatus::InvalidContext);
     assert_eq!(
         compare(&[Operation::CreateContext, Operation::Copy], &[]).0,
-        Status::InvalidOperation
+        OperationStatus::InvalidOperation
     );
     for tenant in &mut tenants {
         let small = Descriptor { output_length: 10, ..ask(&[Operation::Copy], &[]) };
-        assert_eq!(tenant.run(&small, &[1; 11]).0, Status::OutputTooSmall);
+        assert_eq!(tenant.run(&small, &[1; 11]).0, OperationStatus::OutputTooSmall);
         assert_eq!(
             tenant.run(&ask(&[Operation::Aes256Ctr], &[99]), &[1]).0,
-            Status::InvalidContext
+            OperationStatus::InvalidContext
         );
         let beyond = Descriptor { output: IOVA + MEMORY - 5, ..ask(&[Operation::Copy], &[]) };
-        assert_eq!(tenant.run(&beyond, &[1; 11]).0, Status::Transfer);
+        assert_eq!(tenant.run(&beyond, &[1; 11]).0, OperationStatus::Transfer);
     }
 }
 
@@ -322,7 +325,7 @@ fn what_was_not_found_authentic_is_not_left_whatever_it_ends_with() {
     let room = length as u32 - 100;
     tenant.put(OUTPUT, &vec![0; length]);
     let small = Descriptor { output_length: room, ..ask(&[Operation::Aes256GcmOpen], &[key]) };
-    assert_eq!(tenant.run(&small, &sealed).0, Status::OutputTooSmall);
+    assert_eq!(tenant.run(&small, &sealed).0, OperationStatus::OutputTooSmall);
     assert!(tenant.get(OUTPUT, length).iter().all(|byte| *byte == 0), "some of it is left");
 }
 
@@ -360,7 +363,7 @@ fn input_and_output_may_lie_in_many_pieces() {
         output_length: 50_000,
         ..Descriptor::default()
     });
-    assert_eq!(tenant.wait().0, Status::Success);
+    assert_eq!(tenant.wait().0, OperationStatus::Success);
     let pieces = list.iter().flat_map(|[_, to]| tenant.get(to.address - IOVA, to.length as usize));
     assert!(pieces.eq(data));
 }
@@ -379,7 +382,7 @@ fn more_operations_than_slots_all_end_in_their_queue() {
             tenant.push(&asked);
         }
         for _ in 0..100 {
-            assert_eq!(tenant.wait().0, Status::Success);
+            assert_eq!(tenant.wait().0, OperationStatus::Success);
         }
     }
 }
@@ -399,7 +402,7 @@ fn a_function_that_begins_anew_has_no_contexts_and_no_key_stays_between_the_two(
     tenant.begin();
     assert_eq!(
         tenant.run(&ask(&[Operation::Aes256Ctr], &[handle]), &[1]).0,
-        Status::InvalidContext
+        OperationStatus::InvalidContext
     );
     // Also when it does so again and again, without waiting for anything.
     for _ in 0..200 {

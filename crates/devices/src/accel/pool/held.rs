@@ -1,7 +1,7 @@
 //! Turns that a function's own thread holds: it is the engine for short operations that it has just taken from a ring.
 
 use rackbus_qos::{OpenTurn, TenantId, TurnResult};
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::super::clock::TickRate;
 use super::PoolEngines;
@@ -44,10 +44,16 @@ impl HeldTurn {
 
     /// Something of an operation was done: by its profile `profile_ns` of work on `ingress` bytes. It has ended with
     /// `status`, if it has.
-    pub fn did(&mut self, profile_ns: f64, ingress: u64, done: TurnResult, status: Option<Status>) {
+    pub fn did(
+        &mut self,
+        profile_ns: f64,
+        ingress: u64,
+        done: TurnResult,
+        status: Option<OperationStatus>,
+    ) {
         self.profile_ns += profile_ns;
         self.engine_ns += done.engine_ns;
-        self.failed += u64::from(status == Some(Status::EngineFailed));
+        self.failed += u64::from(status == Some(OperationStatus::EngineFailed));
         self.turn.did(ingress, done, status.is_some());
     }
 

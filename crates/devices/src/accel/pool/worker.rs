@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::ticks;
 use rackbus_qos::{EngineTurn, NextTurn, TurnResult};
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::super::engines::wipe_stack;
 use super::super::job::{EngineJob, Ran};
@@ -123,7 +123,7 @@ impl PoolEngines {
         let egress = ran.iter().map(|done| done.written as u64).sum();
         self.settle(&mut turn, jobs, TurnResult { engine_ns, egress }, (profile_ns, room));
         let failures =
-            finished.iter().filter(|(_, end)| end.status == Status::EngineFailed).count();
+            finished.iter().filter(|(_, end)| end.status == OperationStatus::EngineFailed).count();
         if failures > 0 {
             self.lock().failed += failures as u64;
         }

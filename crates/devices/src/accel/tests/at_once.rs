@@ -29,16 +29,16 @@ fn a_short_operation_is_done_by_who_takes_it_unless_the_engines_are_busy() {
         let request = engines::OperationRequest::default();
         engines::begin(Operation::Copy, &request, &mut Spare::default()).unwrap()
     };
-    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
-    assert_eq!(attempt(1, 1000.0, Box::new(Panics)), Some(Status::EngineFailed));
+    assert_eq!(attempt(1, 1000.0, copy()), Some(OperationStatus::Success));
+    assert_eq!(attempt(1, 1000.0, Box::new(Panics)), Some(OperationStatus::EngineFailed));
     assert_eq!(attempt(1, 1_000_000.0, copy()), None, "a long one");
     // While the engine works for another, or another waits for it, there is none.
     let (engine, go_on) = held();
     pool.submit(TenantId(2), 0, vec![job(engine, 7, &outbox)]);
     assert_eq!(attempt(1, 1000.0, copy()), None, "two engines where there is one");
     go_on.send(()).unwrap();
-    assert_eq!(wait(&outbox)[0].status, Status::Success);
-    assert_eq!(attempt(1, 1000.0, copy()), Some(Status::Success));
+    assert_eq!(wait(&outbox)[0].status, OperationStatus::Success);
+    assert_eq!(attempt(1, 1000.0, copy()), Some(OperationStatus::Success));
     let usage = pool.usage(TenantId(1)).unwrap();
     assert_eq!((usage.operations, usage.turns, pool.failed()), (3, 3, 1));
 }

@@ -9,7 +9,7 @@ use super::*;
 struct Early;
 
 impl RunningOperation for Early {
-    fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, Status> {
+    fn step(&mut self, input: &[u8], _: bool, _: &mut [u8]) -> Result<EngineStep, OperationStatus> {
         Ok(EngineStep { read: input.len(), written: 0, finished: true })
     }
 }
@@ -19,7 +19,7 @@ fn open_then(
     second: Box<dyn RunningOperation>,
     message: &[u8],
     cut: usize,
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, OperationStatus> {
     let key = Zeroizing::new(vec![7; 32]);
     let key = Arc::new(Context::new(Operation::Aes256GcmOpen, &key).unwrap());
     let request = OperationRequest { context: Some(&key), ..OperationRequest::default() };
@@ -62,5 +62,5 @@ fn a_chain_is_finished_when_what_opens_its_message_is() {
     }
     let mut forged = vec![0; 64];
     forged.extend([0; 16]);
-    assert_eq!(open_then(Box::new(Early), &forged, 64), Err(Status::NotAuthentic));
+    assert_eq!(open_then(Box::new(Early), &forged, 64), Err(OperationStatus::NotAuthentic));
 }

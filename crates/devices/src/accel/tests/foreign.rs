@@ -30,12 +30,12 @@ impl Tenant {
     }
 
     /// Sends a descriptor as it is; the status that it ends with, and what it put out.
-    fn ask(&mut self, descriptor: Descriptor) -> (Status, u32) {
+    fn ask(&mut self, descriptor: Descriptor) -> (OperationStatus, u32) {
         self.memory.whole().write_obj(self.sent as usize % 16 * DESCRIPTOR_SIZE, &descriptor);
         self.sent += 1;
         self.write(reg::DOORBELL, &self.sent.to_le_bytes());
         let Completion { status, output, .. } = self.wait();
-        (Status::from_number(status >> 1).unwrap(), output)
+        (OperationStatus::from_number(status >> 1).unwrap(), output)
     }
 }
 
@@ -85,7 +85,7 @@ fn rings_in_memory_that_a_tenant_does_not_own_end_their_queue_pair_alone() {
     assert!(other.whole_memory() == before, "memory of another tenant was written to");
     for tenant in [&mut tenant, &mut other] {
         assert_eq!(tenant.state(0), queue_state::ON);
-        assert_eq!(tenant.ask(copy), (Status::Success, 64));
+        assert_eq!(tenant.ask(copy), (OperationStatus::Success, 64));
     }
 }
 
@@ -126,7 +126,9 @@ fn what_was_given_up_waits_for_no_engine() {
     for _ in 0..15 {
         let status = tenant.wait().status >> 1;
         assert!(
-            [Status::Transfer, Status::Success].map(|it| it as u16).contains(&status),
+            [OperationStatus::Transfer, OperationStatus::Success]
+                .map(|it| it as u16)
+                .contains(&status),
             "{status}"
         );
     }
@@ -161,21 +163,21 @@ fn a_handle_of_another_tenants_context_names_none_or_ones_own() {
         (status, tenant.output(written as usize))
     };
     // The first handle is 1.
-    assert_eq!(create(&mut other, 5).0, Status::Success);
+    assert_eq!(create(&mut other, 5).0, OperationStatus::Success);
     let (_, of_other) = encrypt(&mut other, 1);
-    assert_eq!(encrypt(&mut tenant, 1), (Status::InvalidContext, Vec::new()));
+    assert_eq!(encrypt(&mut tenant, 1), (OperationStatus::InvalidContext, Vec::new()));
     let destroy = Descriptor {
         stages: [Operation::DestroyContext as u8, 0, 0, 0],
         contexts: [1, 0, 0, 0],
         ..Descriptor::default()
     };
-    assert_eq!(tenant.ask(destroy).0, Status::InvalidContext);
-    assert_eq!(create(&mut tenant, 6).0, Status::Success);
+    assert_eq!(tenant.ask(destroy).0, OperationStatus::InvalidContext);
+    assert_eq!(create(&mut tenant, 6).0, OperationStatus::Success);
     let (status, own) = encrypt(&mut tenant, 1);
-    assert!(status == Status::Success && own != of_other, "it has the other one's key");
-    assert_eq!(tenant.ask(destroy).0, Status::Success);
-    assert_eq!(encrypt(&mut tenant, 1).0, Status::InvalidContext);
-    assert_eq!(encrypt(&mut other, 1), (Status::Success, of_other));
+    assert!(status == OperationStatus::Success && own != of_other, "it has the other one's key");
+    assert_eq!(tenant.ask(destroy).0, OperationStatus::Success);
+    assert_eq!(encrypt(&mut tenant, 1).0, OperationStatus::InvalidContext);
+    assert_eq!(encrypt(&mut other, 1), (OperationStatus::Success, of_other));
 }
 
 /// A zstd frame of a gigabyte of zeroes.
@@ -225,11 +227,11 @@ fn a_frame_that_would_fill_the_memory_ends_where_its_room_does() {
     giant.extend_from_slice(&[0x03, 0, 0, 7]);
     let (zstd, lz4) = (Operation::ZstdDecompress, Operation::Lz4Decompress);
     for (operation, behind, bomb, expected) in [
-        (zstd, None, zstd_bomb(), Status::OutputTooSmall),
-        (lz4, None, lz4_bomb(), Status::OutputTooSmall),
-        (zstd, None, giant, Status::CorruptInput),
+        (zstd, None, zstd_bomb(), OperationStatus::OutputTooSmall),
+        (lz4, None, lz4_bomb(), OperationStatus::OutputTooSmall),
+        (zstd, None, giant, OperationStatus::CorruptInput),
         // It takes all of a frame before it puts anything out.
-        (zstd, Some(lz4), zstd_bomb(), Status::CorruptInput),
+        (zstd, Some(lz4), zstd_bomb(), OperationStatus::CorruptInput),
     ] {
         assert!(bomb.len() <= 1 << 20, "{operation:?}: {} bytes", bomb.len());
         let room = 128 << 10;

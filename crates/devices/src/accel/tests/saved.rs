@@ -168,7 +168,7 @@ fn what_uses_a_context_that_was_destroyed_does_not_get_another_one() {
     let Saved { state, descriptors, medium } = tenant.endpoint.save().unwrap();
     tenant.endpoint = elsewhere(&state.to_bytes().unwrap(), (descriptors, medium)).unwrap();
     let completion = tenant.wait();
-    let expected = (Status::InvalidContext as u16) << 1 | 1;
+    let expected = (OperationStatus::InvalidContext as u16) << 1 | 1;
     assert_eq!((completion.id, completion.status), (7, expected));
 }
 

@@ -167,10 +167,11 @@ impl Tenant {
     }
 
     /// The status of a completion that is there.
-    fn status_at(&self, nth: usize) -> Option<Status> {
+    fn status_at(&self, nth: usize) -> Option<OperationStatus> {
         let at = RINGS[1] as usize + nth * COMPLETION_SIZE;
         let completion: Completion = self.memory.whole().read_obj(at).unwrap();
-        (completion.status & 1 == 1).then(|| Status::from_number(completion.status >> 1).unwrap())
+        (completion.status & 1 == 1)
+            .then(|| OperationStatus::from_number(completion.status >> 1).unwrap())
     }
 }
 
@@ -181,7 +182,7 @@ fn a_descriptor_that_is_refused_costs_its_tenant_as_much_as_a_short_operation() 
     let mut tenant = Tenant::new(&pool, 1);
     for _ in 0..8 {
         tenant.send_malformed();
-        assert_eq!(tenant.wait().status >> 1, Status::InvalidOperation as u16);
+        assert_eq!(tenant.wait().status >> 1, OperationStatus::InvalidOperation as u16);
     }
     let usage = pool.usage(TenantId(1)).unwrap();
     assert!(usage.operations == 8 && usage.engine_ns >= 8 * 100, "{usage:?}");
@@ -195,7 +196,7 @@ fn a_descriptor_that_is_refused_costs_its_tenant_as_much_as_a_short_operation() 
     tenant.sent += 1;
     tenant.send(Operation::Copy, 4096);
     for _ in 0..2 {
-        assert_eq!(tenant.wait().status >> 1, Status::Transfer as u16);
+        assert_eq!(tenant.wait().status >> 1, OperationStatus::Transfer as u16);
     }
     assert_eq!(pool.usage(TenantId(1)).unwrap().operations, 10);
     // One that lets one operation through each second lets one of these through.
@@ -215,7 +216,7 @@ fn a_descriptor_that_is_refused_costs_its_tenant_as_much_as_a_short_operation() 
     // What waits for its turn has ended for whoever goes on with a saved function.
     tenant.endpoint.save().unwrap();
     let statuses: Vec<_> = (10..14).map(|nth| tenant.status_at(nth)).collect();
-    assert_eq!(statuses, [Some(Status::InvalidOperation); 4]);
+    assert_eq!(statuses, [Some(OperationStatus::InvalidOperation); 4]);
 }
 
 /// What is refused waits for the engine behind others' work, as what is done does.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rackbus_spec::accel::Status;
+use rackbus_spec::accel::OperationStatus;
 
 use super::super::super::engines::Context;
 use super::super::super::job::EngineJob;
@@ -11,7 +11,7 @@ use super::super::super::job::EngineJob;
 pub struct LocalWork {
     pub(super) job: Arc<EngineJob>,
     /// It does nothing but end with this status.
-    pub(super) refused: Option<Status>,
+    pub(super) refused: Option<OperationStatus>,
     /// The contexts that it uses, each with the handle that it had.
     pub(super) contexts: Vec<(u16, Arc<Context>)>,
 }
@@ -26,7 +26,7 @@ impl LocalWork {
     }
 
     /// The status with which it is going to end that was refused.
-    pub(in super::super) fn refused(&self) -> Option<Status> {
+    pub(in super::super) fn refused(&self) -> Option<OperationStatus> {
         self.refused
     }
 

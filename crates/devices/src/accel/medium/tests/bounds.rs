@@ -13,14 +13,17 @@ fn a_message_that_is_longer_than_the_level_says_is_refused() {
         let copy = ask(&[Operation::Copy], &[]);
         let mut status = |length: usize| tenant.run(&copy, &message(length)).0;
         let level = |text: &str| pool.set_level(TenantId(1), Some(&text.parse().unwrap())).unwrap();
-        assert_eq!(status(100_000), Status::Success);
+        assert_eq!(status(100_000), OperationStatus::Success);
         level("copy 0 op/s message 64 largest 64");
-        assert_eq!([64, 65].map(&mut status), [Status::Success, Status::InvalidField]);
+        assert_eq!(
+            [64, 65].map(&mut status),
+            [OperationStatus::Success, OperationStatus::InvalidField]
+        );
         level("copy 0 op/s largest 64 KiB");
         let statuses = [65_536, 65_537].map(&mut status);
-        assert_eq!(statuses, [Status::Success, Status::InvalidField]);
+        assert_eq!(statuses, [OperationStatus::Success, OperationStatus::InvalidField]);
         pool.set_level(TenantId(1), None).unwrap();
-        assert_eq!(status(100_000), Status::Success);
+        assert_eq!(status(100_000), OperationStatus::Success);
         // A context is no message.
         level("aes256ctr 0 op/s message 16 largest 16");
         tenant.create(Operation::Aes256Ctr, &[5; 32]);
@@ -50,6 +53,6 @@ fn a_tenant_that_owes_for_a_context_waits_with_the_next_one() {
             assert!(begun.elapsed() < Duration::from_secs(20), "it is never paid");
         }
         assert!(begun.elapsed() >= Duration::from_millis(49), "{:?}", begun.elapsed());
-        assert_eq!(tenant.wait().0, Status::Success);
+        assert_eq!(tenant.wait().0, OperationStatus::Success);
     }
 }

@@ -60,7 +60,7 @@ fn a_front_that_breaks_the_rules_is_not_listened_to_any_more() {
     let mut message = [0; rackbus_memory::exchange::MESSAGE_BYTES];
     let length = front.receive(&mut message).unwrap();
     let answer = Answer::read_from_bytes(&message[..length]).unwrap();
-    assert_eq!(answer.status.get(), Status::InvalidOperation as u16);
+    assert_eq!(answer.status.get(), OperationStatus::InvalidOperation as u16);
 }
 
 /// Patterns may take long to compile, and who takes the function back waits no longer than for one.
@@ -108,7 +108,8 @@ fn a_lender_that_breaks_the_rules_is_lost() {
         ("more than there is room for", answer(0, 0, 65)),
     ] {
         let (mut lender, files) = Exchange::create("by hand", LAYOUT).unwrap();
-        let description = serde_json::to_string(&Description { serial: 1, operations: u64::MAX });
+        let description =
+            serde_json::to_string(&AcceleratorDescription { serial: 1, operations: u64::MAX });
         let (description, lost) = (description.unwrap(), Lost::new(|| {}));
         let made = front(&description, MediumAccess::Files(files.into()), lost.clone()).unwrap();
         let mut tenant = Tenant::with(Endpoint::new(made), None, lost, None, description);
@@ -120,7 +121,7 @@ fn a_lender_that_breaks_the_rules_is_lost() {
         lender.data(output_tag(0), 4096).unwrap().get().fill(1);
         lender.send(message.as_bytes(), Some((output_tag(0), 4096))).unwrap();
         lender.ring();
-        assert_eq!(tenant.wait().0, Status::Unreachable, "{what}");
+        assert_eq!(tenant.wait().0, OperationStatus::Unreachable, "{what}");
         assert_eq!(tenant.get(OUTPUT, 100), [7; 100], "{what}");
         assert!(lender.is_closed() && tenant.lost.get(), "{what}");
     }

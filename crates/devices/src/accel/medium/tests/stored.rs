@@ -68,7 +68,7 @@ fn a_front_and_its_lender_continue_from_what_each_version_wrote() {
         let mut made = None;
         for _ in 0..4 {
             let (status, written, value) = tenant.wait();
-            assert_eq!(status, Status::Success);
+            assert_eq!(status, OperationStatus::Success);
             // A context has no output, a digest 32 bytes.
             if written == 0 {
                 assert_eq!(made.replace(value as u16), None, "a context was made twice");
@@ -79,7 +79,7 @@ fn a_front_and_its_lender_continue_from_what_each_version_wrote() {
         assert_eq!(made, Some(key + 2), "version {version}: no key is made again");
         for handle in [key, key + 2] {
             let encrypted = tenant.run(&ask(&[Operation::Aes256Ctr], &[handle]), &[1; 9]);
-            assert_eq!((encrypted.0, encrypted.1.len()), (Status::Success, 9));
+            assert_eq!((encrypted.0, encrypted.1.len()), (OperationStatus::Success, 9));
         }
         // What nobody waited for is destroyed, so its handle is the next one.
         assert_eq!(tenant.create(Operation::Aes256Ctr, &[6; 32]), unwanted);

@@ -36,7 +36,7 @@ fn either_end_goes_on_elsewhere_with_what_is_under_way() {
         let mut made = None;
         for _ in 0..40 {
             let (status, written, value) = tenant.wait();
-            assert_eq!(status, Status::Success);
+            assert_eq!(status, OperationStatus::Success);
             // A context has no output, a digest 32 bytes.
             if written == 0 {
                 assert_eq!(made.replace(value as u16), None, "a context was made twice");
@@ -45,7 +45,7 @@ fn either_end_goes_on_elsewhere_with_what_is_under_way() {
         let handle = made.unwrap();
         assert_eq!(tenant.run(&ask(&[Operation::Aes256Ctr], &[handle]), &[1; 9]).1.len(), 9);
         assert_eq!(handle, key + 1, "a context that nobody knows is left behind");
-        assert_eq!(tenant.run(&sealed, &message(300_000)).0, Status::Success);
+        assert_eq!(tenant.run(&sealed, &message(300_000)).0, OperationStatus::Success);
     }
 }
 
@@ -78,7 +78,7 @@ fn a_lender_that_goes_on_tells_a_front_that_rests_and_keeps_no_engine() {
     let free = hold(&pools[1]).expect("an engine that nobody uses is held");
     pools[1].release(free, 0);
     for _ in 0..3 {
-        assert_eq!(tenant.wait().0, Status::Success);
+        assert_eq!(tenant.wait().0, OperationStatus::Success);
     }
 }
 
@@ -94,11 +94,11 @@ fn what_uses_a_context_that_was_destroyed_does_not_get_another_one() {
     tenant.push(&Descriptor { id: 7, input_length: 64, ..ask(&[Operation::Aes256Ctr], &[key]) });
     let stages = [Operation::DestroyContext as u8, 0, 0, 0];
     tenant.push(&Descriptor { stages, contexts: [key, 0, 0, 0], ..Descriptor::default() });
-    assert_eq!(tenant.wait().0, Status::Success);
+    assert_eq!(tenant.wait().0, OperationStatus::Success);
     assert_eq!(tenant.create(Operation::Aes256Ctr, &[5; 32]), key);
     tenant.hand_over(&pools[1], [false, true]);
     pools[0].release(busy, 0);
-    assert_eq!(tenant.wait().0, Status::InvalidContext);
+    assert_eq!(tenant.wait().0, OperationStatus::InvalidContext);
     // Its front goes on.
     assert_eq!(tenant.run(&ask(&[Operation::Aes256Ctr], &[key]), &[1; 9]).1.len(), 9);
 }
@@ -114,7 +114,7 @@ fn a_tenant_that_goes_holds_no_engine() {
     let plan = super::super::super::request::check(&descriptor).unwrap();
     let order = OperationOrder { number: 1, queue: 0, descriptor: &descriptor, plan: &plan };
     let begun = local.start(&order, Default::default(), 0);
-    assert!(matches!(begun, Ok(Begun::Ended(..))), "it is not done at once");
+    assert!(matches!(begun, Ok(SubmitOutcome::Ended(..))), "it is not done at once");
     local.clear();
     assert!(pool.hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now()).is_some());
 }
@@ -130,7 +130,7 @@ fn what_was_saved_and_taken_back_goes_on_here() {
     let [front, lender] = saved;
     tenant.front.take_back(front).unwrap();
     tenant.lender.as_mut().unwrap().take_back(lender).unwrap();
-    assert_eq!(tenant.wait().0, Status::Success);
+    assert_eq!(tenant.wait().0, OperationStatus::Success);
 }
 
 /// Its next driver has nothing of the one before.
@@ -143,7 +143,7 @@ fn a_function_that_was_saved_and_taken_back_begins_anew_at_its_lender_too() {
     tenant.write(reg::CONTROL, &0u32.to_le_bytes());
     tenant.begin();
     let status = tenant.run(&ask(&[Operation::Aes256Ctr], &[key]), &[1; 9]).0;
-    assert_eq!(status, Status::InvalidContext);
+    assert_eq!(status, OperationStatus::InvalidContext);
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn when_the_lender_is_lost_everything_ends_and_nothing_begins() {
     tenant.poll_front();
     tenant.lender = None;
     for _ in 0..3 {
-        assert_eq!(tenant.wait().0, Status::Unreachable);
+        assert_eq!(tenant.wait().0, OperationStatus::Unreachable);
     }
     assert!(tenant.lost.get());
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, OperationStatus::Unreachable);
 }
 
 /// Its driver begins anew, and the lender dies before it has answered that.
@@ -170,7 +170,7 @@ fn when_the_lender_is_lost_while_the_function_begins_anew_nothing_hangs() {
     tenant.write(reg::CONTROL, &0u32.to_le_bytes());
     tenant.begin();
     tenant.lender = None;
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Unreachable);
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, OperationStatus::Unreachable);
 }
 
 /// Its queue pair is taken away before the lender answers with a handle.
@@ -186,7 +186,7 @@ fn a_context_that_nobody_waits_for_any_more_is_destroyed() {
         tenant.write(reg::QUEUE + reg::ENABLE, &on.to_le_bytes());
     }
     (tenant.sent, tenant.seen) = (0, 0);
-    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, Status::Success);
+    assert_eq!(tenant.run(&ask(&[Operation::Copy], &[]), &[1]).0, OperationStatus::Success);
     assert_eq!(tenant.create(Operation::Aes256Ctr, &[6; 32]), 1, "the other one stayed");
 }
 
@@ -229,7 +229,10 @@ fn a_lender_that_takes_its_function_back_ends_its_front() {
     }
     for _ in 0..10 {
         let status = tenant.wait().0;
-        assert!(matches!(status, Status::Unreachable | Status::Success), "{status:?}");
+        assert!(
+            matches!(status, OperationStatus::Unreachable | OperationStatus::Success),
+            "{status:?}"
+        );
     }
     // It is there for the next one.
     tenant.lender.as_mut().unwrap().serve_medium(None).unwrap();

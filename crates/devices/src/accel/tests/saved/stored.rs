@@ -77,7 +77,7 @@ fn a_function_continues_from_what_each_version_wrote() {
             .unwrap_or_else(|error| panic!("version {version}: {error}"));
         let mut ended = [tenant.wait(), tenant.wait()];
         ended.sort_by_key(|completion| completion.id);
-        let without_context = (Status::InvalidContext as u16) << 1 | 1;
+        let without_context = (OperationStatus::InvalidContext as u16) << 1 | 1;
         let ended = ended.map(|completion| (completion.id, completion.status));
         assert_eq!(ended, [(7, 1), (8, without_context)], "version {version}");
         assert!(tenant.place(INPUT) == expected, "version {version}: it was not done as if once");
