@@ -5,22 +5,22 @@ use crate::time::Time;
 
 /// A number that two others decide, as if it were random.
 pub(crate) fn mix(one: u64, other: u64) -> u64 {
-    Random(one ^ other.wrapping_mul(0xd6e8_feb8_6659_fd93)).bits()
+    RandomSequence(one ^ other.wrapping_mul(0xd6e8_feb8_6659_fd93)).bits()
 }
 
 /// A sequence of random numbers.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct RandomSequence(u64);
 
-impl Random {
+impl RandomSequence {
     /// The sequence of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    pub fn new(seed: u64) -> RandomSequence {
+        RandomSequence(seed)
     }
 
     /// One of a seed's sequences: different numbers give sequences that have nothing to do with each other.
-    pub fn of(seed: u64, sequence: u64) -> Random {
-        Random(mix(seed, sequence))
+    pub fn of(seed: u64, sequence: u64) -> RandomSequence {
+        RandomSequence(mix(seed, sequence))
     }
 
     /// The next 64 bits.
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-impl Random {
+impl RandomSequence {
     /// In (0, 1]: its logarithm is finite.
     fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
@@ -77,7 +77,7 @@ pub enum Distribution {
 
 impl Distribution {
     /// Draws a span, with as many numbers of `random` as its kind takes.
-    pub fn draw(&self, random: &mut Random) -> Time {
+    pub fn draw(&self, random: &mut RandomSequence) -> Time {
         match self {
             Distribution::Fixed(span) => *span,
             Distribution::Exponential(mean) => random.exponential(*mean),
@@ -140,7 +140,7 @@ mod tests {
             (Distribution::Measured(measured), 1.024),
         ] {
             let draw = |seed| {
-                let random = &mut Random::new(seed);
+                let random = &mut RandomSequence::new(seed);
                 (0..200_000).map(|_| distribution.draw(random).us()).collect::<Vec<_>>()
             };
             let spans = draw(3);

@@ -2,13 +2,13 @@
 //! once, on however many threads.
 
 use rackbus_fabric::rack::Rack;
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::timing::{self, Timing};
 use rackbus_model::workload::{Divided, Results, Run, Workload, parse};
 
 /// Hosts with two devices each, some of them joined by twos, and flows of many kinds.
 fn random(seed: u64) -> (Rack, Timing, Workload) {
-    let mut random = Random::new(seed);
+    let mut random = RandomSequence::new(seed);
     let mut below = |end: u64| random.below(end);
     let hosts = 2 + below(6);
     let mut rack = "name = \"parts\"\n".to_owned();

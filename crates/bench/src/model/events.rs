@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use rackbus_model::queue::EventQueue;
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::time::Time;
 
 use super::{Bench, simpy_peer};
@@ -31,14 +31,14 @@ pub enum Spread {
 /// A sequence of delays.
 #[derive(Debug)]
 pub struct DelaySequence {
-    random: Random,
+    random: RandomSequence,
     spread: Spread,
 }
 
 impl DelaySequence {
     /// The sequence for a spread: always the same.
     pub fn new(spread: Spread) -> DelaySequence {
-        DelaySequence { random: Random::new(1), spread }
+        DelaySequence { random: RandomSequence::new(1), spread }
     }
 
     /// The next delay in ticks: picoseconds, or what else a peer has.

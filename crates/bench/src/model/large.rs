@@ -5,7 +5,7 @@ use std::time::Instant;
 use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::shares;
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::time::Time;
 use rackbus_model::timing::Timing;
 use rackbus_model::workload::{Divided, FlowKind, FlowSpec, Workload, run};
@@ -58,7 +58,7 @@ fn rack(hosts: u64) -> Result<Rack, BenchError> {
 
 /// Reads and writes of random drives, to the memory of random hosts: all of them, or of those below the drive's switch.
 fn workload(hosts: u64, flows: u64, within: bool) -> Workload {
-    let mut random = Random::new(1);
+    let mut random = RandomSequence::new(1);
     let flow = |nth: u64| {
         let from = random.below(hosts);
         let to = match (within, PORTS as u64) {

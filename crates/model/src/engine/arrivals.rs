@@ -1,7 +1,7 @@
 //! Flows: when jobs come, one after another or by a clock, in bursts or as a trace has them, from when till
 //! when, and where they find their bytes.
 
-use crate::random::Random;
+use crate::random::RandomSequence;
 use crate::time::Time;
 
 use super::job::Job;
@@ -95,7 +95,7 @@ pub struct JobFlow {
 #[derive(Debug)]
 pub(super) struct JobSource {
     pub(super) flow: JobFlow,
-    pub(super) random: Random,
+    pub(super) random: RandomSequence,
     pub(super) begun: u64,
     pub(super) ended: u64,
     /// From when and till when it is on, of flows whose jobs come in bursts.
@@ -185,7 +185,7 @@ impl World {
             _ => (0, 0),
         };
         let stats = FlowStats { of_job, ..FlowStats::default() };
-        let mut random = Random::of(self.seed, flow.sequence.unwrap_or(id.into()));
+        let mut random = RandomSequence::of(self.seed, flow.sequence.unwrap_or(id.into()));
         let first = match flow.arrivals {
             Arrivals::Poisson(mean) => random.exponential(mean),
             Arrivals::Traced => flow.trace.first().map_or(Time::ZERO, |job| job.at),

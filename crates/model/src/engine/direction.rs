@@ -19,7 +19,7 @@ use crate::time::Time;
 use crate::wire::{self, Dllps, Wire};
 
 use super::shaper::DirectionShaper;
-use super::turns::{self, TurnRounds, Waiting};
+use super::turns::{self, QueuedPacket, TurnRounds};
 use super::{DirectionId, Event, NONE, PacketClass, Room, Slab, Tlp, World};
 
 /// Root complexes that a packet may have before it and still be told from those with fewer.
@@ -77,7 +77,7 @@ pub struct DirectionStats {
 type Place = (usize, PacketClass);
 
 /// Queues of packets, by level and class.
-pub(super) type Queues = [[VecDeque<Waiting>; 3]; LEVELS];
+pub(super) type Queues = [[VecDeque<QueuedPacket>; 3]; LEVELS];
 
 pub(super) const CLASSES: [PacketClass; 3] =
     [PacketClass::Posted, PacketClass::NonPosted, PacketClass::Completion];
@@ -153,7 +153,7 @@ impl Direction {
         let queues = self.queues.iter().flatten().map(VecDeque::capacity).sum::<usize>();
         let shaped = self.shaper.as_ref().map_or(0, |shaper| shaper.memory());
         let shaped = shaped + self.turns.memory();
-        queues * size_of::<Waiting>() + shaped + self.returns.capacity() * size_of::<Return>()
+        queues * size_of::<QueuedPacket>() + shaped + self.returns.capacity() * size_of::<Return>()
     }
 
     pub(super) fn is_whole(&mut self, now: Time) -> bool {

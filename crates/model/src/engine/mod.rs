@@ -53,9 +53,9 @@ pub use uses::Used;
 use direction::Direction;
 use gate::DeviceGate;
 use job::{Job, JobResource};
-use packet::{Hop, Request, Room, Route, Slab, Tlp};
+use packet::{PacketHop, PacketRoute, Request, Room, Slab, Tlp};
 use part::Part;
-use requester::{Op, Requester};
+use requester::{Op, PacketRequester};
 
 /// In place of an index: no part, direction, request or job.
 const NONE: u32 = u32::MAX;
@@ -178,10 +178,10 @@ pub struct World {
     happened: u64,
     parts: Vec<Part>,
     directions: Vec<Direction>,
-    routes: Vec<Route>,
+    routes: Vec<PacketRoute>,
     /// Those of all routes.
-    hops: Vec<Hop>,
-    requesters: Vec<Requester>,
+    hops: Vec<PacketHop>,
+    requesters: Vec<PacketRequester>,
     /// By stream: its requester, and its number there.
     streams: Vec<(u32, u32)>,
     tlps: Slab<Tlp>,
@@ -305,7 +305,7 @@ impl World {
         let hop = |(nth, part): (usize, &u32)| {
             let there = directions.get(nth).copied();
             let by = nth.checked_sub(1).map(|before| directions[before]);
-            Hop {
+            PacketHop {
                 route: self.routes.len() as u32,
                 part: *part,
                 next: [there, by.map(DirectionId::back)]
@@ -315,9 +315,9 @@ impl World {
                 from_link_to_link: [by, there].iter().all(|way| way.is_some_and(outer)),
             }
         };
-        let hops: Vec<Hop> = parts.iter().enumerate().map(hop).collect();
+        let hops: Vec<PacketHop> = parts.iter().enumerate().map(hop).collect();
         let (first, last) = (parts[0], parts[parts.len() - 1]);
-        self.routes.push(Route {
+        self.routes.push(PacketRoute {
             first: self.hops.len() as u32,
             last: (self.hops.len() + hops.len() - 1) as u32,
             pages: u64::from(first) << 32 | u64::from(last),
@@ -389,7 +389,7 @@ impl World {
         let slabs =
             [self.tlps.memory(), self.requests.memory(), self.ops.memory(), self.jobs.memory()];
         let queues = self.directions.iter().map(Direction::memory).sum::<usize>()
-            + self.requesters.iter().map(Requester::memory).sum::<usize>();
+            + self.requesters.iter().map(PacketRequester::memory).sum::<usize>();
         slabs.iter().sum::<usize>() + queues + self.events.memory()
     }
 
@@ -401,7 +401,7 @@ impl World {
         let empty = self.tlps.used() + self.requests.used() + self.ops.used() + self.jobs.used();
         empty == 0
             && self.directions.iter_mut().all(|direction| direction.is_whole(now))
-            && self.requesters.iter().all(Requester::is_whole)
+            && self.requesters.iter().all(PacketRequester::is_whole)
             && self.parts.iter().all(Part::is_whole)
             && self.resources.iter().all(JobResource::is_whole)
             && self.gates.iter().all(DeviceGate::is_whole)

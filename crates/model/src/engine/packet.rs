@@ -82,7 +82,7 @@ impl Request {
 /// A part on a route, and how packets go on from there: all that is asked for each packet at each part, in one
 /// place.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hop {
+pub(super) struct PacketHop {
     pub(super) route: u32,
     pub(super) part: u32,
     /// The direction to the next part, and that back to the one before; [`NONE`] where the route ends.
@@ -95,7 +95,7 @@ pub(super) struct Hop {
     pub(super) from_link_to_link: bool,
 }
 
-impl Hop {
+impl PacketHop {
     /// The direction that a request takes next, or what completes it; `None` where it ends.
     #[inline]
     pub(super) fn next(&self, back: bool) -> Option<u32> {
@@ -106,7 +106,7 @@ impl Hop {
 
 /// A route through the fabric: hops that follow each other among those of all routes.
 #[derive(Debug, Clone)]
-pub(super) struct Route {
+pub(super) struct PacketRoute {
     pub(super) first: u32,
     pub(super) last: u32,
     /// Whose page table its addresses are in: of what begins at its first part, for what ends at its last.
@@ -117,7 +117,7 @@ pub(super) struct Route {
     pub(super) slots: bool,
 }
 
-impl Route {
+impl PacketRoute {
     /// Where its hops are.
     pub(super) fn hops(&self) -> std::ops::RangeInclusive<usize> {
         self.first as usize..=self.last as usize

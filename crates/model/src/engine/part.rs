@@ -9,7 +9,7 @@ use super::direction::LEVELS;
 use super::iommu::Iommu;
 use super::kinds::PartParameters;
 use super::requester::upto;
-use super::{Event, Hop, NONE, PacketClass, Tlp, World};
+use super::{Event, NONE, PacketClass, PacketHop, Tlp, World};
 
 /// The trackers of requests of one level, and what waits for them.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Part {
 impl World {
     /// The hop where a packet is.
     #[inline]
-    pub(super) fn hop_of(&self, tlp: &Tlp) -> &Hop {
+    pub(super) fn hop_of(&self, tlp: &Tlp) -> &PacketHop {
         &self.hops[tlp.hop as usize]
     }
 
@@ -426,7 +426,7 @@ impl World {
 
     /// The hop before the last one of a route where that is behind a direction inside of the chip, by which
     /// completions of a request leave its target.
-    fn inner_hop(&self, last: u32) -> Option<&Hop> {
+    fn inner_hop(&self, last: u32) -> Option<&PacketHop> {
         let back = self.hops[last as usize].next(true)?;
         (!self.is_link(back)).then(|| &self.hops[last as usize - 1])
     }

@@ -63,7 +63,7 @@ impl RequesterParameters {
 }
 
 #[derive(Debug)]
-pub(super) struct Requester {
+pub(super) struct PacketRequester {
     part: u32,
     parameters: RequesterParameters,
     tags: u32,
@@ -94,7 +94,7 @@ struct Stream {
     listed: bool,
 }
 
-impl Requester {
+impl PacketRequester {
     pub(super) fn memory(&self) -> usize {
         let queued = |stream: &Stream| stream.reads.capacity() + stream.writes.capacity();
         let queues = self.streams.iter().map(queued).sum::<usize>() + self.turns.capacity();
@@ -143,7 +143,7 @@ pub(super) fn upto(most: u32, address: u64) -> u32 {
 impl World {
     /// Adds a requester at a part.
     pub fn add_requester(&mut self, at: PartId, parameters: RequesterParameters) -> RequesterId {
-        self.requesters.push(Requester {
+        self.requesters.push(PacketRequester {
             part: at.0,
             parameters,
             tags: parameters.tags,

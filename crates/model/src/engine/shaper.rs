@@ -11,7 +11,7 @@ use rackbus_qos::bucket::Bucket;
 use rackbus_qos::drr::Drr;
 
 use super::direction::{CLASSES, LEVELS, Queues};
-use super::turns::{self, Waiting};
+use super::turns::{self, QueuedPacket};
 use super::{DirectionId, PacketClass, Tlp, World};
 use crate::time::Time;
 
@@ -60,7 +60,7 @@ impl DirectionShaper {
         &mut self,
         tenant: u32,
         (level, class): (usize, PacketClass),
-        waiting: Waiting,
+        waiting: QueuedPacket,
     ) {
         let lane = match self.lanes.entry(tenant) {
             std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
@@ -83,7 +83,7 @@ impl DirectionShaper {
 
     pub(super) fn memory(&self) -> usize {
         let queues = self.lanes.values().flat_map(|lane| lane.queues.iter().flatten());
-        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<Waiting>()
+        queues.map(VecDeque::capacity).sum::<usize>() * size_of::<QueuedPacket>()
     }
 }
 
@@ -194,7 +194,7 @@ impl World {
 
     /// Whether an earlier write that came the same way waits among a tenant's packets, which another of its must not pass.
     fn is_behind_own(&self, queues: &Queues, tlp: &Tlp) -> bool {
-        let earlier = |queues: &[VecDeque<Waiting>; 3]| {
+        let earlier = |queues: &[VecDeque<QueuedPacket>; 3]| {
             // Orders rise in a queue.
             let writes = queues[PacketClass::Posted as usize].iter();
             let mut before = writes.take_while(|(order, _)| *order < tlp.order);

@@ -42,12 +42,12 @@ impl TurnRounds {
 }
 
 /// A packet in a queue: its order and its number.
-pub(super) type Waiting = (u64, u32);
+pub(super) type QueuedPacket = (u64, u32);
 
 /// Puts a packet into a queue that orders rise in: not always at its end, for it may be its turn before others' that came
 /// earlier.
 #[inline]
-pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
+pub(super) fn insert(queue: &mut VecDeque<QueuedPacket>, waiting: QueuedPacket) {
     if queue.back().is_none_or(|last| last.0 < waiting.0) {
         return queue.push_back(waiting);
     }
@@ -55,7 +55,7 @@ pub(super) fn insert(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
 }
 
 /// The same where others that came earlier have their turn after it.
-fn insert_before(queue: &mut VecDeque<Waiting>, waiting: Waiting) {
+fn insert_before(queue: &mut VecDeque<QueuedPacket>, waiting: QueuedPacket) {
     let at = queue.partition_point(|other| *other < waiting);
     queue.insert(at, waiting);
 }

@@ -33,7 +33,7 @@ pub(super) fn pages_of(addresses: &Addresses, page: u64) -> u64 {
 
 /// Where jobs are, how many of them are under way at a time, and what else is asked of IOMMUs.
 #[derive(Clone, Copy)]
-struct Jobs<'a> {
+struct JobAddresses<'a> {
     addresses: Addresses,
     depth: u32,
     pages: &'a Pages,
@@ -41,13 +41,13 @@ struct Jobs<'a> {
 
 /// What a job of `flow` takes, of which `depth` are under way at a time, where all flows together ask for `pages`.
 pub(super) fn of(world: &World, flow: FlowId, depth: u32, pages: &Pages) -> Cost {
-    let jobs = Jobs { addresses: *world.addresses(flow), depth, pages };
+    let jobs = JobAddresses { addresses: *world.addresses(flow), depth, pages };
     steps(world, jobs, world.steps(flow), &mut Vec::new())
 }
 
 /// How long a job of these steps keeps busy what it uses most, in picoseconds, and how long it takes alone.
 pub(crate) fn alone(world: &World, addresses: Addresses, script: &[Step]) -> (f64, f64) {
-    let jobs = Jobs { addresses, depth: 1, pages: &Pages::new() };
+    let jobs = JobAddresses { addresses, depth: 1, pages: &Pages::new() };
     let cost = steps(world, jobs, script, &mut Vec::new());
     (busiest(world, &cost), cost.unloaded)
 }
@@ -63,7 +63,7 @@ fn busiest(world: &World, cost: &Cost) -> f64 {
 /// The course of bytes on a route, of a job whose steps before went the routes `walked`.
 fn course<'w>(
     world: &'w World,
-    jobs: Jobs<'w>,
+    jobs: JobAddresses<'w>,
     (stream, route, bytes): (StreamId, RouteId, u64),
     walked: &mut Vec<RouteId>,
 ) -> Course<'w> {
@@ -74,7 +74,7 @@ fn course<'w>(
     course
 }
 
-fn steps(world: &World, of: Jobs<'_>, script: &[Step], walked: &mut Vec<RouteId>) -> Cost {
+fn steps(world: &World, of: JobAddresses<'_>, script: &[Step], walked: &mut Vec<RouteId>) -> Cost {
     let mut cost = Cost::default();
     let mut taken: Vec<(ResourceId, f64)> = Vec::new();
     for step in script {
@@ -201,7 +201,7 @@ struct Course<'a> {
     back_header: u32,
     target: PartId,
     bytes: f64,
-    jobs: Jobs<'a>,
+    jobs: JobAddresses<'a>,
     /// Whether its pages may have to be looked up.
     walks: bool,
     uses: Vec<LimitUse>,
@@ -212,7 +212,7 @@ impl<'a> Course<'a> {
         world: &'a World,
         (stream, route): (StreamId, RouteId),
         bytes: u64,
-        jobs: Jobs<'a>,
+        jobs: JobAddresses<'a>,
     ) -> Self {
         let requester = world.requester_of(stream);
         let (is, part) = world.requester(requester);
@@ -322,7 +322,7 @@ impl<'a> Course<'a> {
     /// How often a job asks a part's IOMMU for a page that is not in its cache: never when those of all flows fit. Else
     /// for each page that it begins, of which those at random places are there as often as the cache has room for them.
     fn misses(&self, at: PartId, iommu: &IommuParameters) -> f64 {
-        let Jobs { addresses, pages, .. } = self.jobs;
+        let JobAddresses { addresses, pages, .. } = self.jobs;
         let own = pages_of(&addresses, iommu.page);
         let (all, room) = (own.max(pages.get(&at).copied().unwrap_or(0)), u64::from(iommu.entries));
         if !self.walks || all <= room {

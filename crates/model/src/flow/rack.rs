@@ -36,7 +36,7 @@ use serde::Serialize;
 use super::caches::Caches;
 use super::cost::{self, Pages};
 use super::limit::{Limit, SECOND};
-use super::sure::{self, Jobs, Stands};
+use super::sure::{self, JobPattern, Stands};
 use super::{Bottleneck, Flow, Shares, Use, fair_shares};
 use crate::engine::{Arrivals, FlowId, RouteId, World};
 use crate::timing::Timing;
@@ -256,7 +256,7 @@ impl Limits {
         specs: impl Iterator<Item = &'s FlowSpec>,
         notes: &[Note],
     ) -> Vec<Option<&'static str>> {
-        let jobs = specs.zip(notes).map(|(spec, note)| Jobs {
+        let jobs = specs.zip(notes).map(|(spec, note)| JobPattern {
             several: is_several(&spec.kind),
             closed: matches!(spec.arrivals, Arrivals::Depth(_)),
             at_the_knee: note.at_the_knee,

@@ -28,7 +28,7 @@ pub(super) enum Stands {
 
 /// How a flow's jobs come, and what they do.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Jobs {
+pub(super) struct JobPattern {
     /// They are several steps, which may fall into step with each other.
     pub several: bool,
     /// Each comes when another has ended.
@@ -41,7 +41,7 @@ pub(super) struct Jobs {
 pub(super) fn doubts(
     flows: &[Flow],
     shares: &Shares,
-    jobs: &[Jobs],
+    jobs: &[JobPattern],
     stands: &[Option<Stands>],
 ) -> Vec<Option<&'static str>> {
     let groups = groups(flows, shares.utilization.len());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
-use crate::random::Random;
+use crate::random::RandomSequence;
 
 /// Relative room for rounding.
 const ROUNDING: f64 = 1e-9;
@@ -200,7 +200,7 @@ fn rack(hosts: usize, count: usize, seed: u64) -> (Vec<u64>, Vec<Flow>) {
     };
     let mut capacities = vec![15_750_000_000; hosts * PER_HOST];
     capacities.resize(trunk(leaves, 0, 0), 31_500_000_000);
-    let mut random = Random::new(seed);
+    let mut random = RandomSequence::new(seed);
     let mut below = |end: usize| random.below(end as u64) as usize;
     let flows = (0..count).map(|_| {
         let (from, to, spine) = (below(hosts), below(hosts), below(SPINES));

@@ -16,7 +16,7 @@ pub struct Compared {
 
 /// Cases, one below the other, all on one scale.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Comparison {
+pub struct ComparisonPicture {
     /// What the picture shows, as its heading.
     pub title: String,
     /// What the values are.
@@ -39,7 +39,7 @@ const VALUE: f64 = 64.0;
 /// Powers of two to either side at least.
 const LEAST: f64 = 1.0;
 
-impl Comparison {
+impl ComparisonPicture {
     /// The picture as an SVG document.
     pub fn svg(&self) -> String {
         let mut canvas = Canvas::new(&self.title, &self.subtitle, WIDTH);

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::bars::{Bars, Pair};
 use super::chart::{Chart, Series};
-use super::compare::{Compared, Comparison};
+use super::compare::{Compared, ComparisonPicture};
 use super::diagram::{Diagram, Edge, Node};
-use super::timeline::{Passage, Timeline};
+use super::timeline::{Timeline, TimelinePacket};
 use super::*;
 
 fn well_formed(svg: &str) -> bool {
@@ -45,11 +45,11 @@ fn all_pictures_are_well_formed() {
     let cases = vec![case(8.4, 1.0), case(0.03, 0.98), case(1e6, 1e-6)];
     let names = ["off", "shaped"];
     let comparison =
-        Comparison { title: "t".into(), subtitle: "s".into(), names, ideal: 1.0, cases };
+        ComparisonPicture { title: "t".into(), subtitle: "s".into(), names, ideal: 1.0, cases };
     assert!(well_formed(&comparison.svg()));
     let passages = (0..200).map(|nth| {
         let (begin, end) = (f64::from(nth), f64::from(nth + 4));
-        Passage { from: 0, to: 1, begin, end, label: format!("MRd {nth} B"), kind: 0 }
+        TimelinePacket { from: 0, to: 1, begin, end, label: format!("MRd {nth} B"), kind: 0 }
     });
     let passages = passages.collect();
     let columns = vec!["a".to_owned(), "b".to_owned()];

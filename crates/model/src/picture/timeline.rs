@@ -10,7 +10,7 @@ use super::svg::{Canvas, DIM, FRAME, Font, INK, PAD, Rect, colour};
 
 /// A packet on a link.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Passage {
+pub struct TimelinePacket {
     /// From which column, an index of the timeline's.
     pub from: usize,
     /// The index of the part that it comes to.
@@ -35,7 +35,7 @@ pub struct Timeline {
     /// The parts, in the order of the way.
     pub columns: Vec<String>,
     /// What happened, by time.
-    pub passages: Vec<Passage>,
+    pub passages: Vec<TimelinePacket>,
 }
 
 /// Pixels from one part to the next.
@@ -55,8 +55,8 @@ const MOST: usize = 120;
 
 /// Packets that are drawn as one.
 struct Burst<'a> {
-    first: &'a Passage,
-    last: &'a Passage,
+    first: &'a TimelinePacket,
+    last: &'a TimelinePacket,
     many: usize,
 }
 
@@ -90,8 +90,8 @@ impl Burst<'_> {
 }
 
 /// Packets as bursts, by time.
-fn bursts(passages: &[Passage]) -> Vec<Burst<'_>> {
-    let mut order: Vec<&Passage> = passages.iter().collect();
+fn bursts(passages: &[TimelinePacket]) -> Vec<Burst<'_>> {
+    let mut order: Vec<&TimelinePacket> = passages.iter().collect();
     order.sort_by(|a, b| a.begin.total_cmp(&b.begin));
     let mut bursts: Vec<Burst<'_>> = Vec::new();
     for passage in order {
@@ -184,7 +184,7 @@ impl Timeline {
             places.take_line(*from, *to, 6.0);
         }
         for burst in &bursts {
-            let way = |passage: &Passage| {
+            let way = |passage: &TimelinePacket| {
                 let (from, to) = (x(passage.from), x(passage.to));
                 ((from, times.at(passage.begin)), (to, times.at(passage.end)))
             };
@@ -209,7 +209,7 @@ impl Timeline {
         }
         for burst in &bursts {
             let font = Font::new(11.0, colour(burst.first.kind));
-            let at = |passage: &Passage, part: f64| {
+            let at = |passage: &TimelinePacket, part: f64| {
                 let (from, to) = (x(passage.from), x(passage.to));
                 let (begin, end) = (times.at(passage.begin), times.at(passage.end));
                 (from + (to - from) * part, begin + (end - begin) * part)
@@ -227,7 +227,7 @@ impl Timeline {
 }
 
 /// Where along a passage its label may stand: between columns first.
-fn parts(passage: &Passage) -> Vec<f64> {
+fn parts(passage: &TimelinePacket) -> Vec<f64> {
     let columns = passage.from.abs_diff(passage.to).max(1);
     let middles = (0..columns).map(|column| (column as f64 + 0.5) / columns as f64);
     middles.chain([0.4, 0.6, 0.3, 0.7]).collect()
@@ -277,8 +277,8 @@ fn write(
 mod tests {
     use super::*;
 
-    fn passage(from: usize, to: usize, begin: f64, label: &str) -> Passage {
-        Passage { from, to, begin, end: begin + 5.0, label: label.into(), kind: 0 }
+    fn passage(from: usize, to: usize, begin: f64, label: &str) -> TimelinePacket {
+        TimelinePacket { from, to, begin, end: begin + 5.0, label: label.into(), kind: 0 }
     }
 
     #[test]
@@ -287,7 +287,8 @@ mod tests {
             let begin = 40.0 * f64::from(nth);
             [passage(0, 1, begin, "MWr 256 B"), passage(1, 2, begin + 105.0, "MWr 256 B")]
         });
-        let passages: Vec<Passage> = writes.chain([passage(0, 1, 900.0, "MWr 256 B")]).collect();
+        let passages: Vec<TimelinePacket> =
+            writes.chain([passage(0, 1, 900.0, "MWr 256 B")]).collect();
         let bursts = bursts(&passages);
         let shape: Vec<_> = bursts.iter().map(|burst| (burst.first.from, burst.many)).collect();
         assert_eq!(shape, [(0, 4), (1, 4), (0, 1)]);

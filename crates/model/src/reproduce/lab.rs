@@ -7,7 +7,7 @@ use crate::engine::{Arrivals, Decides, FlowStats, Until};
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::{self, Timing};
-use crate::workload::{FlowKind, FlowSpec, HostProfile, How, Move, Run, StepSpec, Workload};
+use crate::workload::{FlowKind, FlowSpec, HostProfile, Move, MoveKind, Run, StepSpec, Workload};
 use rackbus_fabric::rack::{Host, Rack};
 use rackbus_fabric::text::FileError;
 
@@ -203,31 +203,31 @@ pub(super) fn using(unit: &str, span: Time) -> StepSpec {
     StepSpec::Use(unit.to_owned(), Distribution::Fixed(span))
 }
 
-pub(super) fn moved(how: How, ends: &[&str], bytes: u64, until: Until) -> Move {
+pub(super) fn moved(how: MoveKind, ends: &[&str], bytes: u64, until: Until) -> Move {
     let ends = ends.iter().map(|end| (*end).to_owned()).collect();
     Move { how, ends, bytes, at: 0, channel: String::new(), until }
 }
 
-fn step(how: How, ends: &[&str], bytes: u64, until: Until) -> StepSpec {
+fn step(how: MoveKind, ends: &[&str], bytes: u64, until: Until) -> StepSpec {
     StepSpec::Move(moved(how, ends, bytes, until))
 }
 
 /// A processor's store into a window, till it is seen by one that polls it there.
 pub(super) fn store(from: &str, to: &str, bytes: u64) -> StepSpec {
-    step(How::Store, &[from, to], bytes, Until::Landed)
+    step(MoveKind::Store, &[from, to], bytes, Until::Landed)
 }
 
 /// A processor's uncached load from a window.
 pub(super) fn load(from: &str, to: &str, bytes: u64) -> StepSpec {
-    step(How::Load, &[from, to], bytes, Until::Landed)
+    step(MoveKind::Load, &[from, to], bytes, Until::Landed)
 }
 
 /// A write without what a processor takes for it.
 pub(super) fn write(from: &str, to: &str, bytes: u64, until: Until) -> StepSpec {
-    step(How::Write, &[from, to], bytes, until)
+    step(MoveKind::Write, &[from, to], bytes, until)
 }
 
 /// A device's DMA read.
 pub(super) fn read(from: &str, to: &str, bytes: u64) -> StepSpec {
-    step(How::Read, &[from, to], bytes, Until::Landed)
+    step(MoveKind::Read, &[from, to], bytes, Until::Landed)
 }

@@ -4,7 +4,7 @@ use rackbus_fabric::{Access, Place, Requester};
 
 use crate::engine::Until;
 use crate::time::Time;
-use crate::workload::{How, Move, StepSpec};
+use crate::workload::{Move, MoveKind, StepSpec};
 
 use super::Row;
 use super::lab::{Lab, load, moved, read, store, using, wait};
@@ -60,9 +60,9 @@ fn dma(transaction: Transaction) -> Vec<StepSpec> {
     let engine = "ch1/dma";
     let Transaction { pieces, bytes, offset, routes } = transaction;
     let piece = |until| {
-        let fetch = moved(How::Read, &[engine, "ch1"], 32, Until::Landed);
+        let fetch = moved(MoveKind::Read, &[engine, "ch1"], 32, Until::Landed);
         let fetch = StepSpec::Move(Move { channel: "descriptors".to_owned(), ..fetch });
-        let copy = moved(How::Copy, &[engine, routes.0, routes.1], bytes, until);
+        let copy = moved(MoveKind::Copy, &[engine, routes.0, routes.1], bytes, until);
         let copy = StepSpec::Move(Move { at: offset, ..copy });
         vec![StepSpec::Hold("fetcher".to_owned(), vec![fetch]), copy]
     };
@@ -79,7 +79,7 @@ fn dma(transaction: Transaction) -> Vec<StepSpec> {
 
 /// The engine's interrupt, which waits behind no other transaction's bytes.
 fn interrupt() -> StepSpec {
-    let write = moved(How::Write, &["ch1/dma", "ch1"], 4, Until::Landed);
+    let write = moved(MoveKind::Write, &["ch1/dma", "ch1"], 4, Until::Landed);
     StepSpec::Move(Move { channel: "interrupts".to_owned(), ..write })
 }
 
@@ -138,7 +138,7 @@ fn transfers() -> Vec<Row> {
 fn landed(to: &'static str, bytes: u64) -> f64 {
     let lab = &mut Lab::new(MARLIN);
     let mut script = dma_begin(lab);
-    let copy = moved(How::Copy, &["ch1/dma", "ch1", to], bytes, Until::Landed);
+    let copy = moved(MoveKind::Copy, &["ch1/dma", "ch1", to], bytes, Until::Landed);
     script.push(StepSpec::Move(copy));
     lab.rate(script, 1, 4, bytes)
 }

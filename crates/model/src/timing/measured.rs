@@ -29,7 +29,7 @@ const PAGE: f64 = 4096.0;
 
 /// What a file tells: a value, and from which line.
 #[derive(Debug, Clone, PartialEq)]
-struct Found {
+struct MeasuredValue {
     key: Key,
     value: f64,
     source: String,
@@ -63,12 +63,12 @@ impl Key {
     }
 }
 
-impl Found {
+impl MeasuredValue {
     /// What the part of a file at `span` tells.
-    fn new(key: Key, value: f64, source: String, span: Range<usize>) -> Parsed<Found> {
+    fn new(key: Key, value: f64, source: String, span: Range<usize>) -> Parsed<MeasuredValue> {
         let (least, most, allowed) = key.range();
         match (least..=most).contains(&value) {
-            true => Ok(Found { key, value, source }),
+            true => Ok(MeasuredValue { key, value, source }),
             false => wrong(span, "this is no value that a machine has", format!("it is {allowed}")),
         }
     }
@@ -99,7 +99,7 @@ pub fn profile(
 ) -> Option<Result<Profile, FileError>> {
     let of = profiles::all().get(like)?;
     let (_, values) = profiles::values(like)?;
-    let mut best: BTreeMap<Key, Found> = BTreeMap::new();
+    let mut best: BTreeMap<Key, MeasuredValue> = BTreeMap::new();
     for (file, text) in files {
         let found = match read(file, text) {
             Ok(found) => found,
@@ -128,7 +128,7 @@ fn on_the_wire() -> f64 {
     wire.time(both).ns()
 }
 
-fn measured(like: &HostTiming, best: &BTreeMap<Key, Found>) -> Vec<Value> {
+fn measured(like: &HostTiming, best: &BTreeMap<Key, MeasuredValue>) -> Vec<Value> {
     let mut values = Vec::new();
     let mut add = |key: &str, value: String, source: String| {
         values.push(Value { key: key.to_owned(), value, source });

@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use super::blocks;
 use super::spread::spread;
 use super::traces::{TraceFile, trace_file};
-use super::{FlowKind, FlowSpec, Places, QueuesIn, Workload, shaping, steps};
+use super::{FlowKind, FlowSpans, FlowSpec, QueuesIn, Workload, shaping, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
@@ -193,7 +193,7 @@ fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
         think: think(&any, arrivals)?,
         random: any.truth("random")?.unwrap_or(false),
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
-        places: Places { ends: places, begin: any.place("begin"), end: any.place("end") },
+        places: FlowSpans { ends: places, begin: any.place("begin"), end: any.place("end") },
         ..FlowSpec::new(entry.name, kind, arrivals, size.unwrap_or(4096))
     })
 }

@@ -62,7 +62,7 @@ pub use follow::{TraceStep, Traced, trace};
 pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, TenantResult};
 pub use scripts::{Failed, Run, stranded, watch};
 pub use shaping::{ShapedPart, ShapedTenant};
-pub use steps::{How, Move, StepSpec};
+pub use steps::{Move, MoveKind, StepSpec};
 
 /// What moves in a rack.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct FlowSpec {
     /// Bytes of the area that jobs are in.
     pub span: u64,
     /// Where the file says so, for messages: of each end, then of the flow.
-    pub places: Places,
+    pub places: FlowSpans,
 }
 
 impl FlowSpec {
@@ -136,7 +136,7 @@ impl FlowSpec {
             think: Distribution::Fixed(Time::ZERO),
             random: false,
             span: 64 << 20,
-            places: Places::default(),
+            places: FlowSpans::default(),
         }
     }
 
@@ -149,7 +149,7 @@ impl FlowSpec {
 
 /// Where it is in the file what a flow names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Places {
+pub struct FlowSpans {
     /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
     pub ends: Vec<Range<usize>>,
     /// `begin`.

@@ -14,7 +14,7 @@ use crate::engine::Arrivals;
 use crate::flow::cost;
 use crate::picture::chart::{Chart, Series};
 use crate::picture::diagram::{Diagram, Edge, Node};
-use crate::picture::timeline::{Passage, Timeline};
+use crate::picture::timeline::{Timeline, TimelinePacket};
 use crate::picture::{Axis, Scale, Unit};
 use crate::time::Time;
 use crate::timing::Timing;
@@ -182,7 +182,7 @@ pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
         }
     }
     let place = |part: &String| columns.iter().position(|column| column == part).unwrap_or(0);
-    let passage = |step: &TraceStep| Passage {
+    let passage = |step: &TraceStep| TimelinePacket {
         from: place(&step.from),
         to: place(&step.to),
         begin: step.begin_ns,
@@ -194,7 +194,7 @@ pub fn timeline(flow: &str, steps: &[TraceStep], took: Time) -> Timeline {
             _ => 0,
         },
     };
-    let mut passages: Vec<Passage> = steps.iter().map(passage).collect();
+    let mut passages: Vec<TimelinePacket> = steps.iter().map(passage).collect();
     passages.sort_by(|a, b| a.begin.total_cmp(&b.begin));
     Timeline {
         title: format!("{flow}: one job takes {}", Unit::Nanoseconds.text(took.ns())),

@@ -47,7 +47,7 @@ pub enum StepSpec {
 
 /// Who moves bytes, and what of it counts as the step's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum MoveKind {
     /// A write, as a device's DMA engine makes it.
     Write,
     /// A read of one.
@@ -64,7 +64,7 @@ pub enum How {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     /// Whether it is a write, read, store, load or copy.
-    pub how: How,
+    pub how: MoveKind,
     /// By whom, from or to where; of a copy by whom, from where and to where.
     pub ends: Vec<String>,
     /// Bytes in all, at least 1.
@@ -145,12 +145,12 @@ const KEYS: &[&str] = &[
     "wait", "use", "time", "hold", "each", "apart", "steps", "write", "read", "store", "load",
     "copy", "by", "from", "to", "at", "channel", "until", "together",
 ];
-const WORDS: [(&str, How); 5] = [
-    ("write", How::Write),
-    ("read", How::Read),
-    ("store", How::Store),
-    ("load", How::Load),
-    ("copy", How::Copy),
+const WORDS: [(&str, MoveKind); 5] = [
+    ("write", MoveKind::Write),
+    ("read", MoveKind::Read),
+    ("store", MoveKind::Store),
+    ("load", MoveKind::Load),
+    ("copy", MoveKind::Copy),
 ];
 
 fn step(
@@ -223,7 +223,7 @@ fn moves(section: &Section<'_>, verb: &str, places: &mut Vec<Range<usize>>) -> P
         }
     }
     let keys: &[&'static str] =
-        if how == How::Copy { &["by", "from", "to"] } else { &["from", "to"] };
+        if how == MoveKind::Copy { &["by", "from", "to"] } else { &["from", "to"] };
     let mut ends = Vec::new();
     for key in keys {
         let (name, span) = section.require(key, section.text(key, FORM)?, FORM)?;

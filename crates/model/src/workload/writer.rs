@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rackbus_fabric::text::Problem;
 
 use super::scripts::{Failed, Run};
-use super::steps::{How, Move, StepSpec};
+use super::steps::{Move, MoveKind, StepSpec};
 use super::{FlowKind, FlowSpec, QueuesIn};
 use crate::assembly::{AssemblyError, End, Source};
 use crate::engine::{Addresses, ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
@@ -318,23 +318,23 @@ impl Writer<'_> {
         let (source, until, bytes, at) = (self.channel(first, channel)?, *until, *bytes, *at);
         let (stream, route) = (source.stream, self.route(first, first + 1)?);
         match how {
-            How::Write => {
+            MoveKind::Write => {
                 self.script.push(Step::Write { stream, route, address: at, bytes, until })
             }
-            How::Read => self.script.push(Step::Read { stream, route, address: at, bytes }),
-            How::Store => {
+            MoveKind::Read => self.script.push(Step::Read { stream, route, address: at, bytes }),
+            MoveKind::Store => {
                 self.issue(first);
                 self.script.push(Step::Write { stream, route, address: at, bytes, until });
                 if until == Until::Landed {
                     self.seen(first + 1);
                 }
             }
-            How::Load => {
+            MoveKind::Load => {
                 self.issue(first);
                 self.script.push(Step::Read { stream, route, address: at, bytes });
                 self.issue(first);
             }
-            How::Copy => {
+            MoveKind::Copy => {
                 let (source, target, to) = (at, 0, self.route(first, first + 2)?);
                 let copy = Step::Copy { stream, from: route, source, to, target, bytes, until };
                 self.script.push(copy);

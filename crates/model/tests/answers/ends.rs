@@ -1,6 +1,6 @@
 //! Flows that end: by the clock or by their number of jobs. What they get is what moves in the time that it takes.
 
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::wire::Wire;
 
 use crate::lab::{flow, link, rate, run};
@@ -50,7 +50,7 @@ fn a_flow_of_which_all_moves_after_its_end_is_not_told_to_have_moved_nothing() {
 
 #[test]
 fn no_flow_is_faster_than_the_wire_whenever_it_begins_and_ends() {
-    let mut random = Random::new(1);
+    let mut random = RandomSequence::new(1);
     for nth in 0..150 {
         let mut below = |end: u64| random.below(end);
         let size = 4096 << below(15);

@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use rackbus_fabric::rack::{Adapter, Cable, PhysicalFabric, Rack, Switch};
 use rackbus_model::engine::Arrivals;
 use rackbus_model::flow::rack::{FlowLevel, shares};
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::reproduce::median;
 use rackbus_model::time::Time;
 use rackbus_model::timing::{DeviceTiming, HostTiming, MemoryTiming, RootTiming, Timing, read_for};
 use rackbus_model::workload::{Failed, FlowKind, FlowSpec, Results, Workload, parse, run};
 
 /// Makes random racks and workloads.
-struct Maker(Random);
+struct Maker(RandomSequence);
 
 impl Maker {
     fn below(&mut self, end: usize) -> usize {
@@ -128,7 +128,7 @@ fn apart(rack: &Rack, timing: &Timing, workload: &Workload) -> (f64, Vec<f64>) {
 fn all_apart(what: &str, timing: &Timing, change: impl Fn(&Rack, &mut Workload)) -> [Sizes; 2] {
     let (mut totals, mut each) = (Vec::new(), Vec::new());
     for seed in 0..100 {
-        let mut maker = Maker(Random::new(seed));
+        let mut maker = Maker(RandomSequence::new(seed));
         let (rack, devices) = maker.rack();
         let mut workload = maker.workload(&devices);
         change(&rack, &mut workload);
@@ -246,7 +246,7 @@ fn what_is_answered_is_near_what_is_simulated() {
     {
         let (mut errors, mut count) = (Vec::new(), 0);
         for seed in 0..100 {
-            let mut maker = Maker(Random::new(seed));
+            let mut maker = Maker(RandomSequence::new(seed));
             let (rack, devices) = maker.rack();
             let mut workload = maker.workload(&devices);
             change(&rack, &mut workload);

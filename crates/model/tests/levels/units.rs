@@ -2,7 +2,7 @@
 
 use rackbus_fabric::rack::Rack;
 use rackbus_model::flow::rack::FlowLevel;
-use rackbus_model::random::Random;
+use rackbus_model::random::RandomSequence;
 use rackbus_model::timing::Timing;
 use rackbus_model::workload::{Results, parse};
 
@@ -66,7 +66,7 @@ fn a_job_that_uses_a_unit_twice_takes_it_for_both_times() {
 }
 
 /// Flows of a drive and of steps, how many at a time and how often by chance.
-fn random(random: &mut Random) -> String {
+fn random(random: &mut RandomSequence) -> String {
     let mut below = |end: u64| random.below(end);
     let mut text =
         format!("duration = \"12 ms\"\nwarmup = \"2 ms\"\n[units]\ncpu = {}\n", 1 + below(4));
@@ -104,7 +104,7 @@ fn random(random: &mut Random) -> String {
 fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
     let (mut errors, mut more, mut count) = (Vec::new(), Vec::new(), 0);
     for seed in 0..100 {
-        let text = random(&mut Random::new(seed));
+        let text = random(&mut RandomSequence::new(seed));
         let (level, results) = answers(&text);
         count += level.flows.len();
         let (mut told, mut simulated) = (0.0, 0.0);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use rackbus_model::picture::compare::{Compared, Comparison};
+use rackbus_model::picture::compare::{Compared, ComparisonPicture};
 use rackbus_model::reproduce::shaped::shaped;
 use rackbus_qos::simulation::experiments::{Experiment, ExperimentCase, experiment};
 
@@ -74,7 +74,7 @@ fn pictures(results: &[Experiment]) -> Vec<(String, String)> {
             first: case.off,
             second: case.on,
         });
-        let picture = Comparison {
+        let picture = ComparisonPicture {
             title: format!("Observation {observation}: {title}"),
             subtitle: (*measure).to_owned(),
             names: ["without shaping", "shaped"],

@@ -3,12 +3,12 @@
 use rackbus_fabric::text::{Parsed, wrong};
 use serde_json::Value as Json;
 
-use super::{BEYOND_CACHES, Found, Key, PAGE};
+use super::{BEYOND_CACHES, Key, MeasuredValue, PAGE};
 
 const TOOLS: &str =
     "they are Intel MLC, lmbench's lat_mem_rd, STREAM, pcie-bench's text and fio's JSON";
 
-pub(super) fn read(file: &str, text: &str) -> Parsed<Vec<Found>> {
+pub(super) fn read(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     let has = |word: &str| text.contains(word);
     if has("Memory Latency Checker") || has("Measuring idle latencies") {
         mlc(file, text)
@@ -52,7 +52,7 @@ pub(super) fn number(at: usize, line: &str, field: &str) -> Parsed<f64> {
     }
 }
 
-fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
+fn mlc(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     let mut found = Vec::new();
     let mut latencies = false;
     for (nth, at, line) in lines(text) {
@@ -62,7 +62,7 @@ fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
         } else if let Some(rest) = line.split("clocks (").nth(1) {
             let field = rest.split_whitespace().next().unwrap_or_default();
             let source = format!("{file}:{nth}: MLC, idle latency");
-            found.push(Found::new(
+            found.push(MeasuredValue::new(
                 Key::MemoryLatency,
                 number(at, line, field)?,
                 source,
@@ -75,7 +75,12 @@ fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
                     let value = number(at, line, values[node])?;
                     let source =
                         format!("{file}:{nth}: MLC, idle latency of node {node}'s own memory");
-                    found.push(Found::new(Key::MemoryLatency, value, source, at..at + line.len())?);
+                    found.push(MeasuredValue::new(
+                        Key::MemoryLatency,
+                        value,
+                        source,
+                        at..at + line.len(),
+                    )?);
                 }
                 _ => latencies = line.contains("Numa node") || fields.is_empty(),
             }
@@ -83,7 +88,7 @@ fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
         if let Some(rest) = line.strip_prefix("ALL Reads") {
             let field = rest.trim_start_matches([' ', '\t', ':']).trim();
             let source = format!("{file}:{nth}: MLC, all reads");
-            found.push(Found::new(
+            found.push(MeasuredValue::new(
                 Key::MemoryBandwidth,
                 number(at, line, field)? * 1e6,
                 source,
@@ -98,13 +103,13 @@ fn mlc(file: &str, text: &str) -> Parsed<Vec<Found>> {
     )
 }
 
-fn stream(file: &str, text: &str) -> Parsed<Vec<Found>> {
+fn stream(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     let mut found = Vec::new();
     for (nth, at, line) in lines(text) {
         let fields: Vec<&str> = line.split_whitespace().collect();
         if let ["Copy:" | "Scale:" | "Add:" | "Triad:", rate, ..] = fields[..] {
             let source = format!("{file}:{nth}: STREAM, {}", fields[0].trim_end_matches(':'));
-            found.push(Found::new(
+            found.push(MeasuredValue::new(
                 Key::MemoryBandwidth,
                 number(at, line, rate)? * 1e6,
                 source,
@@ -115,7 +120,7 @@ fn stream(file: &str, text: &str) -> Parsed<Vec<Found>> {
     told(found, "it tells no rate", "give STREAM's whole output")
 }
 
-pub(super) fn lat_mem_rd(file: &str, text: &str) -> Parsed<Vec<Found>> {
+pub(super) fn lat_mem_rd(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     let mut largest: Option<(f64, usize, f64)> = None;
     for (nth, at, line) in lines(text) {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -129,7 +134,7 @@ pub(super) fn lat_mem_rd(file: &str, text: &str) -> Parsed<Vec<Found>> {
     match largest {
         Some((size, nth, value)) if size >= BEYOND_CACHES => {
             let source = format!("{file}:{nth}: lat_mem_rd, {size:.0} MB");
-            Ok(vec![Found::new(Key::MemoryLatency, value, source, 0..0)?])
+            Ok(vec![MeasuredValue::new(Key::MemoryLatency, value, source, 0..0)?])
         }
         _ => wrong(
             0..0,
@@ -139,7 +144,7 @@ pub(super) fn lat_mem_rd(file: &str, text: &str) -> Parsed<Vec<Found>> {
     }
 }
 
-fn pcie_bench(file: &str, text: &str) -> Parsed<Vec<Found>> {
+fn pcie_bench(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     let mut found = Vec::new();
     let mut windows: Vec<(f64, f64, usize)> = Vec::new();
     for (nth, at, line) in lines(text) {
@@ -154,7 +159,7 @@ fn pcie_bench(file: &str, text: &str) -> Parsed<Vec<Found>> {
                     );
                 };
                 let source = format!("{file}:{nth}: pcie-bench, median of a 64 B DMA read");
-                found.push(Found::new(
+                found.push(MeasuredValue::new(
                     Key::DmaRead,
                     number(at, line, field)?,
                     source,
@@ -175,7 +180,12 @@ fn pcie_bench(file: &str, text: &str) -> Parsed<Vec<Found>> {
             let source = format!(
                 "{file}:{nth}: pcie-bench, the largest window at full rate, in pages of 4 KiB"
             );
-            found.push(Found::new(Key::IommuEntries, (window / PAGE).max(1.0), source, 0..0)?);
+            found.push(MeasuredValue::new(
+                Key::IommuEntries,
+                (window / PAGE).max(1.0),
+                source,
+                0..0,
+            )?);
         }
     }
     told(
@@ -193,7 +203,7 @@ pub(super) fn bytes(at: usize, line: &str, field: &str) -> Parsed<f64> {
     Ok(number(at, line, digits)? * unit)
 }
 
-pub(super) fn fio(file: &str, text: &str) -> Parsed<Vec<Found>> {
+pub(super) fn fio(file: &str, text: &str) -> Parsed<Vec<MeasuredValue>> {
     // fio writes its warnings before the JSON.
     let from = text.find('{').unwrap_or(0);
     let json: Json = match serde_json::from_str(&text[from..]) {
@@ -227,7 +237,7 @@ pub(super) fn fio(file: &str, text: &str) -> Parsed<Vec<Found>> {
     match means {
         [Some(waited), Some(polled)] if waited > polled => {
             let source = format!("{file}: fio, a lone read without polling less one with it");
-            Ok(vec![Found::new(Key::Interrupt, waited - polled, source, 0..0)?])
+            Ok(vec![MeasuredValue::new(Key::Interrupt, waited - polled, source, 0..0)?])
         }
         [Some(_), Some(_)] => wrong(0..0, "reads with polling took longer than without", allowed),
         _ => wrong(0..0, "it has no lone reads with polling and without", allowed),
@@ -235,6 +245,10 @@ pub(super) fn fio(file: &str, text: &str) -> Parsed<Vec<Found>> {
 }
 
 /// What was found, or that nothing was.
-pub(super) fn told(found: Vec<Found>, what: &str, allowed: &str) -> Parsed<Vec<Found>> {
+pub(super) fn told(
+    found: Vec<MeasuredValue>,
+    what: &str,
+    allowed: &str,
+) -> Parsed<Vec<MeasuredValue>> {
     if found.is_empty() { wrong(0..0, what, allowed) } else { Ok(found) }
 }
