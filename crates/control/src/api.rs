@@ -16,7 +16,7 @@ pub use borrow::{BorrowRequest, Isolation, LONGEST_LEVEL, LONGEST_WAIT_MS};
 pub use device::{Device, DeviceState, PeerReport, PeerWindowReport};
 pub use event::{Change, EventKind, EventRecord};
 pub use lease::{Lease, LeaseStage};
-pub use path::{Crossing, Hop, Path};
+pub use path::{AccessPath, Crossing, Hop};
 pub use rack::{HostState, HostStatus, RackStatus};
 pub use rackbus_lease::Placement;
 pub use report::{

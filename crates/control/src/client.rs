@@ -138,7 +138,11 @@ impl ControlClient {
     ///
     /// # Errors
     /// [`ControlClientError`].
-    pub async fn path(&self, from: &str, to: &str) -> Result<crate::api::Path, ControlClientError> {
+    pub async fn path(
+        &self,
+        from: &str,
+        to: &str,
+    ) -> Result<crate::api::AccessPath, ControlClientError> {
         self.get(&format!("/v1/path?from={}&to={}", escape(from), escape(to))).await
     }
 

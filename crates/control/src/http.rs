@@ -72,7 +72,7 @@ type Shared = State<Arc<Service>>;
         OperationReport,
         MediumLinkReport,
         RdmaLaneReport,
-        crate::api::Path,
+        crate::api::AccessPath,
         RackStatus,
         ControlStatus,
         crate::leadership::election::Member,
@@ -249,12 +249,12 @@ struct PathQuery {
 
 /// The way that memory accesses take from one place of the rack to another.
 #[utoipa::path(get, path = "/v1/path", params(PathQuery), responses(
-    (status = 200, body = crate::api::Path),
+    (status = 200, body = crate::api::AccessPath),
     (status = 404, body = ApiError, description = "No such host or function, or no way")))]
 async fn path(
     State(service): Shared,
     Query(query): Query<PathQuery>,
-) -> Result<Json<crate::api::Path>, ApiError> {
+) -> Result<Json<crate::api::AccessPath>, ApiError> {
     service.path(&query.from, &query.to).map(Json)
 }
 

@@ -52,12 +52,12 @@ pub type TlsSource = Arc<dyn Fn() -> Arc<ClientConfig> + Send + Sync>;
 /// The control planes of a rack.
 pub struct Leaders {
     tls: TlsSource,
-    known: Mutex<Known>,
+    known: Mutex<KnownControlPlanes>,
     kept: KeptConnections,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownControlPlanes {
     /// The addresses that are tried, each `HOST:PORT`.
     addresses: Vec<String>,
     /// The one that led last.
@@ -110,7 +110,7 @@ impl Leaders {
         leaders
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownControlPlanes> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, NodeMessages, Path, Placement};
+use rackbus_control::api::{AccessPath, BorrowRequest, NodeMessages, Placement};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::{Service, ServiceOptions};
@@ -51,7 +51,7 @@ async fn open() -> Arc<Service> {
     service
 }
 
-fn names(path: &Path) -> Vec<&str> {
+fn names(path: &AccessPath) -> Vec<&str> {
     path.components.iter().map(|part| part.name.as_str()).collect()
 }
 

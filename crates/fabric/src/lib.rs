@@ -41,5 +41,5 @@ pub use system::{
     AccessError, AddressTarget, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError,
 };
 pub use topology::{
-    ComponentId, ComponentKind, HostId, Path, Topology, TopologyError, TopologyLink,
+    ComponentId, ComponentKind, FabricPath, HostId, Topology, TopologyError, TopologyLink,
 };

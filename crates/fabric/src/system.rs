@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::coverage::Coverage;
 use crate::domain::{Access, Domain, DomainMapError, Fault, UnmapError};
-use crate::topology::{ComponentId, ComponentKind, HostId, Path, Topology};
+use crate::topology::{ComponentId, ComponentKind, FabricPath, HostId, Topology};
 
 /// The most windows one access may pass; more are windows that lead in a circle.
 pub const MOST_WINDOWS: usize = 16;
@@ -128,7 +128,7 @@ pub struct Route {
     /// Where it ends, as `resolve` says.
     pub place: Place,
     /// Components and links from the requester to the target.
-    pub path: Path,
+    pub path: FabricPath,
 }
 
 /// Why an access is refused.

@@ -306,7 +306,7 @@ impl Topology {
     /// The way that memory accesses take from `from` to `to` when they are let through: past the
     /// root of each host whose IOMMU must see them. Both ends are included. `None` when there is
     /// no way.
-    pub fn path(&self, from: ComponentId, to: ComponentId) -> Option<Path> {
+    pub fn path(&self, from: ComponentId, to: ComponentId) -> Option<FabricPath> {
         let (one, other) = (self.component(from).host?, self.component(to).host?);
         if one == other {
             let mut stops = vec![from];
@@ -338,23 +338,23 @@ impl Topology {
     }
 
     /// The shortest way past each of `stops` in turn.
-    pub(crate) fn through(&self, stops: &[ComponentId]) -> Option<Path> {
+    pub(crate) fn through(&self, stops: &[ComponentId]) -> Option<FabricPath> {
         let mut components = vec![*stops.first()?];
         for pair in stops.windows(2) {
             let way = self.way(pair[0], pair[1])?;
             components.extend_from_slice(&way[1..]);
         }
-        Some(Path { components })
+        Some(FabricPath { components })
     }
 }
 
 /// A way through the fabric, both ends included.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Path {
+pub struct FabricPath {
     components: Vec<ComponentId>,
 }
 
-impl Path {
+impl FabricPath {
     /// All components of it, from where it begins to where it ends.
     pub fn components(&self) -> &[ComponentId] {
         &self.components

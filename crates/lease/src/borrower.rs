@@ -68,7 +68,7 @@ enum State {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Lease {
+struct BorrowedLease {
     function: FunctionId,
     epoch: Epoch,
     state: State,
@@ -85,7 +85,7 @@ struct Lease {
     front: bool,
 }
 
-impl Lease {
+impl BorrowedLease {
     /// The authority has ended it, and nothing of it begins any more.
     fn is_over(&self) -> bool {
         matches!(self.state, State::Closing | State::Ending)
@@ -98,7 +98,7 @@ impl Lease {
 #[serde(deny_unknown_fields)]
 pub struct Borrower {
     incarnation: Incarnation,
-    leases: BTreeMap<LeaseId, Lease>,
+    leases: BTreeMap<LeaseId, BorrowedLease>,
     /// The newest lease this life has seen end: grants are not repeated out of order beyond it.
     ended: BTreeMap<LeaseId, ()>,
     /// The greatest lease number this life was told of.
@@ -244,7 +244,7 @@ impl Borrower {
         match known.map(|entry| &entry.state) {
             None => {
                 let renew_at = now.saturating_add((grant.ttl / 3).max(1));
-                let entry = Lease {
+                let entry = BorrowedLease {
                     function: grant.function.clone(),
                     epoch: grant.epoch,
                     state: State::Opening,

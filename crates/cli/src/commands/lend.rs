@@ -58,7 +58,7 @@ fn failure(error: VfioError) -> Failure {
 
 /// What was taken, or would be.
 #[derive(Debug, Serialize)]
-struct Lent {
+struct LendReport {
     #[serde(flatten)]
     facts: Facts,
     /// The driver that it goes back to.
@@ -120,7 +120,7 @@ impl Args {
         }
         let facts = sysfs.facts(address).map_err(failure)?;
         let section = self.section(address);
-        let lent = Lent { facts, former, taken_functions, section };
+        let lent = LendReport { facts, former, taken_functions, section };
         output.result(&lent, |o| self.say(&lent, o));
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Args {
         )
     }
 
-    fn say(&self, lent: &Lent, o: &Output) {
+    fn say(&self, lent: &LendReport, o: &Output) {
         let Facts { address, group, companions, .. } = &lent.facts;
         let kind = lent.facts.kind();
         let group = group.map_or_else(String::new, |group| format!("IOMMU group {group}"));

@@ -9,7 +9,7 @@ use rackbus_control::service::{
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::derive;
-use rackbus_fabric::rack::{Composition, Rack};
+use rackbus_fabric::rack::{CompositionConfig, Rack};
 use rackbus_lease::Placement;
 use toml::{Table, Value};
 
@@ -144,7 +144,7 @@ pub fn sections(devices: &[RackDevice], text: &str) -> Sections {
 }
 
 /// A composition of the rack file as the control plane knows it.
-fn saved(composition: &Composition) -> Option<rackbus_lease::CompositionRecord> {
+fn saved(composition: &CompositionConfig) -> Option<rackbus_lease::CompositionRecord> {
     let functions = composition.functions.iter().map(|function| function.parse().ok());
     Some(rackbus_lease::CompositionRecord {
         name: composition.name.clone(),

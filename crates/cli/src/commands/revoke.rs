@@ -16,11 +16,11 @@ use crate::output::{Failure, Output};
   rackbus revoke serial 5c1f0e9a77d3b210      one certificate: see `rackbus certificates`")]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: RevokeTarget,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum RevokeTarget {
     /// All certificates of a host's node.
     Host { name: String },
     /// All certificates of a person.
@@ -33,13 +33,13 @@ impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let none = RevokeRequest::default();
         let (asked, what) = match &self.what {
-            What::Host { name } => {
+            RevokeTarget::Host { name } => {
                 (RevokeRequest { host: Some(name.clone()), ..none }, format!("host {name}"))
             }
-            What::User { name } => {
+            RevokeTarget::User { name } => {
                 (RevokeRequest { user: Some(name.clone()), ..none }, format!("user {name}"))
             }
-            What::Serial { number } => (
+            RevokeTarget::Serial { number } => (
                 RevokeRequest { serial: Some(number.to_string()), ..none },
                 format!("certificate {number}"),
             ),

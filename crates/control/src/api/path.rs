@@ -16,7 +16,8 @@ pub struct Hop {
 
 /// The way from one place to another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Path {
+#[schema(as = Path)]
+pub struct AccessPath {
     /// The host or function whose accesses go this way.
     pub from: String,
     /// The host or function that they are for.

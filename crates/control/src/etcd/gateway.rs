@@ -348,11 +348,11 @@ async fn begin(
 /// before it asks again, so that there is a place for one question and never a second one.
 #[derive(Debug)]
 pub struct Blocking {
-    asked: tokio::sync::mpsc::Sender<Asked>,
+    asked: tokio::sync::mpsc::Sender<EtcdRequest>,
 }
 
 #[derive(Debug)]
-enum Asked {
+enum EtcdRequest {
     Txn(Txn, mpsc::SyncSender<Result<TransactionResult, KvError>>),
     Range(KeyRange, mpsc::SyncSender<Result<KeyPage, KvError>>),
 }
@@ -364,8 +364,10 @@ impl Blocking {
         tokio::spawn(async move {
             while let Some(asked) = inbox.recv().await {
                 match asked {
-                    Asked::Txn(txn, answer) => drop(answer.send(etcd.txn(&txn).await)),
-                    Asked::Range(range, answer) => drop(answer.send(etcd.range(&range).await)),
+                    EtcdRequest::Txn(txn, answer) => drop(answer.send(etcd.txn(&txn).await)),
+                    EtcdRequest::Range(range, answer) => {
+                        drop(answer.send(etcd.range(&range).await))
+                    }
                 }
             }
         });
@@ -374,7 +376,7 @@ impl Blocking {
 
     fn ask<T>(
         &mut self,
-        ask: impl FnOnce(mpsc::SyncSender<Result<T, KvError>>) -> Asked,
+        ask: impl FnOnce(mpsc::SyncSender<Result<T, KvError>>) -> EtcdRequest,
     ) -> Result<T, KvError> {
         let gone = || KvError::Unknown("the process ends".to_owned());
         let (answer, answered) = mpsc::sync_channel(1);
@@ -386,11 +388,11 @@ impl Blocking {
 
 impl Kv for Blocking {
     fn txn(&mut self, txn: &Txn) -> Result<TransactionResult, KvError> {
-        self.ask(|answer| Asked::Txn(txn.clone(), answer))
+        self.ask(|answer| EtcdRequest::Txn(txn.clone(), answer))
     }
 
     fn range(&mut self, range: &KeyRange) -> Result<KeyPage, KvError> {
-        self.ask(|answer| Asked::Range(range.clone(), answer))
+        self.ask(|answer| EtcdRequest::Range(range.clone(), answer))
     }
 
     fn pause(&mut self) {

@@ -17,12 +17,12 @@ const MOST_REFUSALS: usize = 1000;
 #[derive(Debug, Default)]
 pub struct RefusalLimiter {
     /// By what is alike.
-    said: BTreeMap<String, Told>,
+    said: BTreeMap<String, RefusalHistory>,
 }
 
 /// What was said of refusals that are alike.
 #[derive(Debug, Default)]
-struct Told {
+struct RefusalHistory {
     /// Until when they are only counted.
     silent_until: u64,
     /// When the last one was, said or not.

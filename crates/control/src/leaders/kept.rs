@@ -24,9 +24,9 @@ pub(super) type Asker = SendRequest<Full<Bytes>>;
 
 /// Those that are kept, the least recently used first.
 #[derive(Default)]
-pub(super) struct KeptConnections(Mutex<Vec<Kept>>);
+pub(super) struct KeptConnections(Mutex<Vec<KeptConnection>>);
 
-struct Kept {
+struct KeptConnection {
     address: String,
     /// Who asks on it: whoever shows something else since makes a new one.
     shown: Arc<ClientConfig>,
@@ -35,7 +35,7 @@ struct Kept {
 }
 
 impl KeptConnections {
-    fn lock(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<KeptConnection>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -49,7 +49,7 @@ impl KeptConnections {
         let unused = if all > 1 { UNUSED_OF_SEVERAL } else { UNUSED };
         let mut kept = self.lock();
         kept.retain(|it| !it.asker.is_closed() && it.used.elapsed() < unused);
-        let is_it = |it: &Kept| it.address == address && Arc::ptr_eq(&it.shown, shown);
+        let is_it = |it: &KeptConnection| it.address == address && Arc::ptr_eq(&it.shown, shown);
         // While an answer is still being read, it is not ready for the next request.
         let at = kept.iter().position(|it| is_it(it) && it.asker.is_ready())?;
         Some(kept.remove(at).asker)
@@ -62,7 +62,7 @@ impl KeptConnections {
             // What is under way there goes on to its end.
             kept.remove(0);
         }
-        kept.push(Kept { address, shown, asker, used: Instant::now() });
+        kept.push(KeptConnection { address, shown, asker, used: Instant::now() });
     }
 }
 

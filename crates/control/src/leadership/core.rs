@@ -81,7 +81,7 @@ pub struct SeenKeys {
 pub struct EtcdUnavailable;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Lease {
+struct CandidateLease {
     number: EtcdLease,
     /// Until then its holder may lead.
     until: Millis,
@@ -89,7 +89,7 @@ struct Lease {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum CandidateRole {
     Follower,
     /// Has won, and is to be told.
     Elected(Won),
@@ -102,8 +102,8 @@ enum Role {
 #[derive(Debug)]
 pub struct Leadership {
     config: CandidateConfig,
-    lease: Option<Lease>,
-    role: Role,
+    lease: Option<CandidateLease>,
+    role: CandidateRole,
     /// Not before then is something tried that failed.
     again: Millis,
     look_at: Millis,
@@ -114,7 +114,7 @@ pub struct Leadership {
 impl Leadership {
     /// A candidate that has nothing yet.
     pub fn new(config: CandidateConfig) -> Leadership {
-        let (role, vacant) = (Role::Follower, None);
+        let (role, vacant) = (CandidateRole::Follower, None);
         Leadership { config, lease: None, role, again: 0, look_at: 0, vacant }
     }
 
@@ -126,7 +126,8 @@ impl Leadership {
     /// Until when it may lead; `None` when it does not.
     pub fn until(&self) -> Option<Millis> {
         let lease = self.lease.as_ref()?;
-        matches!(self.role, Role::Leader | Role::Elected(_)).then_some(lease.until)
+        matches!(self.role, CandidateRole::Leader | CandidateRole::Elected(_))
+            .then_some(lease.until)
     }
 
     /// What is to be done now; `None`: nothing before [`next`](Leadership::next).
@@ -135,15 +136,15 @@ impl Leadership {
             self.give_up(LATE);
         }
         match self.role {
-            Role::Deposed(why) => {
-                self.role = Role::Follower;
+            CandidateRole::Deposed(why) => {
+                self.role = CandidateRole::Follower;
                 return Some(LeadershipAction::Stop(why));
             }
-            Role::Elected(won) => {
-                self.role = Role::Leader;
+            CandidateRole::Elected(won) => {
+                self.role = CandidateRole::Leader;
                 return Some(LeadershipAction::Lead(won));
             }
-            Role::Leader | Role::Follower => {}
+            CandidateRole::Leader | CandidateRole::Follower => {}
         }
         let Some(lease) = &self.lease else {
             return (self.again <= now).then_some(LeadershipAction::Grant);
@@ -163,7 +164,9 @@ impl Leadership {
 
     /// When there is something to do.
     pub fn next(&self) -> Millis {
-        if self.vacant.is_some() || matches!(self.role, Role::Deposed(_) | Role::Elected(_)) {
+        if self.vacant.is_some()
+            || matches!(self.role, CandidateRole::Deposed(_) | CandidateRole::Elected(_))
+        {
             return 0;
         }
         match &self.lease {
@@ -181,7 +184,7 @@ impl Leadership {
     ) {
         match outcome {
             Ok((number, ttl)) => {
-                let lease = Lease {
+                let lease = CandidateLease {
                     number,
                     until: self.until_of(sent, ttl),
                     renew_at: sent + self.config.renew,
@@ -217,17 +220,18 @@ impl Leadership {
 
     /// Who leads was read, or not.
     pub fn looked(&mut self, now: Millis, outcome: Result<SeenKeys, EtcdUnavailable>) {
-        let every = if self.role == Role::Leader { self.config.renew } else { self.config.look };
+        let every =
+            if self.role == CandidateRole::Leader { self.config.renew } else { self.config.look };
         self.look_at = now + every;
         let (Ok(seen), Some(own)) = (outcome, self.lease()) else { return };
         match (self.role, seen.leader) {
-            (Role::Leader, Some((lease, _))) if lease == own => {}
-            (Role::Leader, _) => self.give_up("the leader's key is not its own any more"),
+            (CandidateRole::Leader, Some((lease, _))) if lease == own => {}
+            (CandidateRole::Leader, _) => self.give_up("the leader's key is not its own any more"),
             // Its campaign was won, and the answer lost.
-            (Role::Follower, Some((lease, revision))) if lease == own => {
-                self.role = Role::Elected(Won { revision, term: seen.term });
+            (CandidateRole::Follower, Some((lease, revision))) if lease == own => {
+                self.role = CandidateRole::Elected(Won { revision, term: seen.term });
             }
-            (Role::Follower, None) => self.vacant = Some((seen.term, seen.term_revision)),
+            (CandidateRole::Follower, None) => self.vacant = Some((seen.term, seen.term_revision)),
             _ => {}
         }
     }
@@ -236,8 +240,9 @@ impl Leadership {
     pub fn campaigned(&mut self, now: Millis, outcome: Result<Option<Won>, EtcdUnavailable>) {
         // Looked at again soon, also after no answer: it may have been won.
         self.look_at = now + self.config.look;
-        if let (Ok(Some(won)), Role::Follower, Some(_)) = (outcome, self.role, &self.lease) {
-            self.role = Role::Elected(won);
+        if let (Ok(Some(won)), CandidateRole::Follower, Some(_)) = (outcome, self.role, &self.lease)
+        {
+            self.role = CandidateRole::Elected(won);
         }
     }
 
@@ -252,9 +257,9 @@ impl Leadership {
         self.vacant = None;
         self.again = 0;
         match self.role {
-            Role::Leader => self.role = Role::Deposed(why),
-            Role::Elected(_) => self.role = Role::Follower,
-            Role::Follower | Role::Deposed(_) => {}
+            CandidateRole::Leader => self.role = CandidateRole::Deposed(why),
+            CandidateRole::Elected(_) => self.role = CandidateRole::Follower,
+            CandidateRole::Follower | CandidateRole::Deposed(_) => {}
         }
     }
 

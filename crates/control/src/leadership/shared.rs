@@ -81,7 +81,7 @@ struct Whose {
 
 /// The rack's authority as it is kept.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct KeptAuthority {
     certificate: String,
     key: String,
 }
@@ -89,7 +89,7 @@ struct Kept {
 /// What is under `identity` for this authority.
 pub fn identity_value(authority: &CertificateAuthority) -> String {
     let (certificate, key) = authority.pem();
-    let kept = Kept { certificate: certificate.to_owned(), key };
+    let kept = KeptAuthority { certificate: certificate.to_owned(), key };
     serde_json::to_string(&kept).unwrap_or_default()
 }
 
@@ -98,7 +98,7 @@ pub fn identity_value(authority: &CertificateAuthority) -> String {
 /// # Errors
 /// [`SharedError`].
 pub fn identity_of(value: &str) -> Result<CertificateAuthority, SharedError> {
-    let kept: Kept = serde_json::from_str(value)
+    let kept: KeptAuthority = serde_json::from_str(value)
         .map_err(|cause| SharedError::Value("identity".into(), cause))?;
     Ok(CertificateAuthority::from_pem(&kept.certificate, &kept.key)?)
 }

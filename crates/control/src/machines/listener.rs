@@ -33,12 +33,12 @@ const JOINING: Duration = Duration::from_secs(10);
 
 /// Accepts connections whose handshake is done: of each, nobody else waits for it.
 pub(super) struct TlsListener {
-    ready: mpsc::Receiver<(Held, SocketAddr)>,
+    ready: mpsc::Receiver<(CountedConnection, SocketAddr)>,
     local: SocketAddr,
 }
 
 /// A connection, and its place among all.
-type Held = Counted<server::TlsStream<TcpStream>>;
+type CountedConnection = Counted<server::TlsStream<TcpStream>>;
 
 impl TlsListener {
     pub(super) fn new(
@@ -57,11 +57,11 @@ async fn accept(
     listener: TcpListener,
     credentials: Renewed,
     revocations: Revocations,
-    begun: mpsc::Sender<(Held, SocketAddr)>,
+    begun: mpsc::Sender<(CountedConnection, SocketAddr)>,
 ) {
     let unknown = Handshakes::new(HANDSHAKES);
     let strangers = Handshakes::with(STRANGERS, STRANGERS_OF_ONE);
-    let places = Places { known: Arc::default(), strangers, revocations };
+    let places = ConnectionPlaces { known: Arc::default(), strangers, revocations };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -115,15 +115,19 @@ async fn accept(
 
 /// Places for those who are known.
 #[derive(Clone)]
-struct Places {
+struct ConnectionPlaces {
     known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     strangers: Handshakes,
     revocations: Revocations,
 }
 
-impl Places {
+impl ConnectionPlaces {
     /// Gives `stream` one; `None` where all are taken. Who is revoked is a stranger.
-    fn take(&self, stream: server::TlsStream<TcpStream>, address: SocketAddr) -> Option<Held> {
+    fn take(
+        &self,
+        stream: server::TlsStream<TcpStream>,
+        address: SocketAddr,
+    ) -> Option<CountedConnection> {
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let stranger = |stream, is_revoked| {
             let (end, ended) = stranger_end(address);
@@ -177,7 +181,7 @@ pub(super) fn current(credentials: &Renewed) -> Credentials {
 }
 
 impl Listener for TlsListener {
-    type Io = Held;
+    type Io = CountedConnection;
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {

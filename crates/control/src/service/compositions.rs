@@ -11,14 +11,17 @@ use rackbus_lease::{
 
 use super::writer::CompositionChange;
 use super::{
-    FunctionsRequest, Granted, Known, Service, WriterRequest, function_id, present, problem,
+    FunctionsRequest, Granted, RackState, Service, WriterRequest, function_id, present, problem,
 };
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest, Lease, LeaseStage};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec, CompositionState};
 
 /// The leases of a composition's group.
-fn of_group<'a>(known: &'a Known, composition: &Saved) -> impl Iterator<Item = &'a LeaseRecord> {
+fn of_group<'a>(
+    known: &'a RackState,
+    composition: &Saved,
+) -> impl Iterator<Item = &'a LeaseRecord> {
     let its = |lease: &&LeaseRecord| {
         lease.borrower == composition.borrower && lease.group.as_ref() == Some(&composition.name)
     };
@@ -26,7 +29,7 @@ fn of_group<'a>(known: &'a Known, composition: &Saved) -> impl Iterator<Item = &
 }
 
 /// Those that are not over.
-fn live<'a>(known: &'a Known, composition: &Saved) -> Vec<&'a LeaseRecord> {
+fn live<'a>(known: &'a RackState, composition: &Saved) -> Vec<&'a LeaseRecord> {
     of_group(known, composition).filter(|lease| lease.is_live()).collect()
 }
 
@@ -38,7 +41,7 @@ impl Service {
         own.chain(known.compositions.values()).map(|it| self.shown(&known, it)).collect()
     }
 
-    fn shown(&self, known: &Known, composition: &Saved) -> Composition {
+    fn shown(&self, known: &RackState, composition: &Saved) -> Composition {
         let leases = live(known, composition);
         let active = |function: &FunctionId| {
             let usable = |lease: &&LeaseRecord| {

@@ -20,7 +20,7 @@ pub(super) const NODE_BACKLOG: usize = 4096;
 
 /// The state as it is stored.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct RackState {
     pub hosts: BTreeMap<String, HostRecord>,
     /// When each host was last heard from.
     pub heard: BTreeMap<String, u64>,
@@ -69,10 +69,10 @@ fn key_of(change: &DeviceChange) -> (String, String) {
     (change.host.clone(), change.device.clone())
 }
 
-impl Known {
+impl RackState {
     /// What an authority begins with.
     pub fn of(authority: &Authority) -> Self {
-        let mut known = Known::default();
+        let mut known = RackState::default();
         for (host, heard) in authority.hosts() {
             known.heard.insert(host.host.clone(), heard);
             known.hosts.insert(host.host.clone(), host.clone());

@@ -7,7 +7,7 @@ use rackbus_lease::{
 };
 
 use super::Service;
-use super::known::Known;
+use super::known::RackState;
 use super::turns::{Turn, is_busy};
 use super::views::{not_lent, present, problem};
 use super::writer::{
@@ -172,7 +172,7 @@ impl Service {
         borrower: &str,
     ) -> Result<Vec<Lease>, ApiError> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
-        let settled = |known: &Known| {
+        let settled = |known: &RackState| {
             let record = |wanted: &AwaitedLease| known.leases.get(&wanted.lease).cloned();
             let records: Vec<LeaseRecord> = wanted.iter().filter_map(record).collect();
             let ended = |record: &LeaseRecord| matches!(record.state, LeaseState::Ended { .. });

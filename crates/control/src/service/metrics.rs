@@ -2,7 +2,7 @@
 
 use rackbus_lease::{LeaseState, ShareRecord};
 
-use super::{Known, Service, WriterShared};
+use super::{RackState, Service, WriterShared};
 use crate::api::{Device, DeviceState, EventKind, HostState};
 use crate::metrics::{Labels, MetricsPage};
 
@@ -46,7 +46,7 @@ impl Service {
 }
 
 impl WriterShared {
-    fn leases_and_functions(&self, known: &Known, page: &mut MetricsPage) {
+    fn leases_and_functions(&self, known: &RackState, page: &mut MetricsPage) {
         let stages = ["arming", "opening", "active", "closing"].map(|stage| {
             let count =
                 known.leases.values().filter(|lease| live_stage(&lease.state) == Some(stage));
@@ -101,7 +101,7 @@ impl WriterShared {
         page.functions(own.chain(fronts));
     }
 
-    fn hosts(&self, known: &Known, page: &mut MetricsPage) {
+    fn hosts(&self, known: &RackState, page: &mut MetricsPage) {
         let hosts: Vec<_> = self.inventory().hosts.iter().map(|h| self.host(known, h)).collect();
         let of = |host: &String| vec![("host", host.clone())];
         let up = hosts

@@ -42,7 +42,7 @@ use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use clock::{WallClock, millis};
 pub use inventory::{Inventory, InventoryDevice};
-use known::Known;
+use known::RackState;
 use leases::{FunctionsRequest, function_id};
 pub use sections::{DescribedDevice, OfferedDevice, ReadRack, Sections};
 use shared::WriterShared;
@@ -160,7 +160,7 @@ impl Service {
             let relisted = authority.relist(clock.now(), listed);
             store.commit(&Commit { records: relisted.records, ..Commit::default() })?;
         }
-        let mut known = Known::of(&authority);
+        let mut known = RackState::of(&authority);
         known.log = Log::of(state.events);
         let (register, revocations) =
             (CertificateRegister::of(state.certificates), Revocations::default());

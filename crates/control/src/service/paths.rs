@@ -8,7 +8,7 @@ use rackbus_lease::Placement;
 
 use super::Service;
 use super::views::problem;
-use crate::api::{ApiError, Crossing, Hop, Path};
+use crate::api::{AccessPath, ApiError, Crossing, Hop};
 
 /// Where a path begins or ends.
 enum End {
@@ -30,7 +30,7 @@ impl Service {
     ///
     /// # Errors
     /// [`ApiError`] when a name is unknown, or the two are not joined.
-    pub fn path(&self, from: &str, to: &str) -> Result<Path, ApiError> {
+    pub fn path(&self, from: &str, to: &str) -> Result<AccessPath, ApiError> {
         let no_way = |cause: String| {
             let error = format!("no way leads from {from} to {to}: {cause}");
             problem("no_way", error, "see to the links in the rack file")
@@ -60,7 +60,7 @@ impl Service {
             None => (None, ComponentKind::Network),
         };
         let components = hops_without(hidden, topology, &path);
-        Ok(Path {
+        Ok(AccessPath {
             from: from.to_owned(),
             to: to.to_owned(),
             hops: components.len().saturating_sub(2),
@@ -153,7 +153,7 @@ fn to_a_medium(borrower: &str, lender: &str, lane: Option<String>) -> Crossing {
 }
 
 /// The components of a way, each with the link that leads to it. Where the network joins two machines, no bridge does.
-pub(crate) fn hops(topology: &Topology, path: &rackbus_fabric::Path) -> Vec<Hop> {
+pub(crate) fn hops(topology: &Topology, path: &rackbus_fabric::FabricPath) -> Vec<Hop> {
     let is_network = |id: &ComponentId| topology.component(*id).kind == ComponentKind::Network;
     match path.components().iter().any(is_network) {
         true => hops_without(ComponentKind::Ntb, topology, path),
@@ -165,7 +165,7 @@ pub(crate) fn hops(topology: &Topology, path: &rackbus_fabric::Path) -> Vec<Hop>
 fn hops_without(
     hidden: ComponentKind,
     topology: &Topology,
-    path: &rackbus_fabric::Path,
+    path: &rackbus_fabric::FabricPath,
 ) -> Vec<Hop> {
     let kind = |id: &ComponentId| topology.component(*id).kind;
     let is_network = |id: &ComponentId| kind(id) == ComponentKind::Network;

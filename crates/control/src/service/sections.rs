@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rackbus_lease::{Availability, DeviceChange, DeviceRefused};
 
-use super::{Inventory, Known, Service, WriterRequest, WriterShared, problem};
+use super::{Inventory, RackState, Service, WriterRequest, WriterShared, problem};
 use crate::access::ApiPeer;
 use crate::answers::KeyedChange;
 use crate::api::ApiError;
@@ -83,7 +83,7 @@ impl WriterShared {
         read(&good).ok()
     }
 
-    fn section(&self, known: &Known, key: &(String, String)) -> Option<RackSection> {
+    fn section(&self, known: &RackState, key: &(String, String)) -> Option<RackSection> {
         let inventory = self.inventory();
         let section = inventory.sections.get(key)?;
         let change = known.devices.get(key);
@@ -201,7 +201,7 @@ impl Service {
 
     /// Waits until the node of a device that is being withdrawn has released it, or is not there to do so.
     async fn wait_gone(&self, key: &(String, String), deadline: tokio::time::Instant) {
-        let gone = |known: &Known| {
+        let gone = |known: &RackState| {
             let life = known.hosts.get(&key.0).map(|host| host.incarnation);
             let change = known.devices.get(key).filter(|change| change.section.is_none());
             let answered = |change: &DeviceChange| change.answer_in(life).is_some();

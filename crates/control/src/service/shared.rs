@@ -9,7 +9,7 @@ use rackbus_lease::{Decision, Message, Record, WaitingQueue};
 use tokio::sync::{broadcast, watch};
 
 use super::clock::WallClock;
-use super::known::{Known, note_device};
+use super::known::{RackState, note_device};
 use super::{Inventory, ReadRack, present};
 use crate::api::{Change, EventRecord};
 use crate::register::CertificateRegister;
@@ -21,7 +21,7 @@ pub(super) struct WriterShared {
     pub(super) read_rack: Option<ReadRack>,
     pub(super) clock: WallClock,
     pub(super) log_lines_left_out: fn() -> u64,
-    pub(super) known: Mutex<Known>,
+    pub(super) known: Mutex<RackState>,
     /// Who waits for which function. Locked for moments only, after `known` where both are.
     pub(super) queue: Mutex<WaitingQueue>,
     /// Moves with every step.
@@ -47,7 +47,7 @@ impl std::fmt::Debug for WriterShared {
 
 impl WriterShared {
     /// Held for moments only, and never while anything is waited for.
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(super) fn known(&self) -> MutexGuard<'_, RackState> {
         // It is changed in whole steps; a panic between two leaves it as it was.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +107,7 @@ impl WriterShared {
         events.iter().for_each(crate::events::log);
     }
 
-    pub(super) fn announce(&self, known: &Known, record: &Record) {
+    pub(super) fn announce(&self, known: &RackState, record: &Record) {
         let change = match record {
             Record::Lease(lease) => Some(Change::Lease(present(lease))),
             Record::Function(function) => self
@@ -126,7 +126,7 @@ impl WriterShared {
     }
 
     /// All that a host has is another thing than before.
-    fn announce_devices(&self, known: &Known, host: &str) {
+    fn announce_devices(&self, known: &RackState, host: &str) {
         let inventory = self.inventory();
         for device in inventory.devices.iter().filter(|device| device.function.host == host) {
             let _ = self.changes.send(Change::Device(Box::new(self.device(known, device))));
@@ -142,7 +142,7 @@ impl WriterShared {
     pub(super) async fn wait<R>(
         &self,
         deadline: tokio::time::Instant,
-        ready: impl Fn(&Known) -> Option<R>,
+        ready: impl Fn(&RackState) -> Option<R>,
     ) -> Option<R> {
         let mut steps = self.steps.subscribe();
         loop {

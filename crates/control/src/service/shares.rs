@@ -7,7 +7,7 @@ use rackbus_lease::share::{
 use rackbus_lease::{FunctionId, LeaseId, LeaseState, Placement, ShareRefused, ShareRequest};
 
 use super::writer::ShareChange;
-use super::{Known, Service, WriterRequest, WriterShared, function_id, problem};
+use super::{RackState, Service, WriterRequest, WriterShared, function_id, problem};
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
@@ -112,7 +112,7 @@ impl Service {
 
 impl WriterShared {
     /// What is to be said of the turns on a function; nothing where nobody takes any.
-    pub(super) fn turns(&self, known: &Known, function: &FunctionId) -> Option<Turns> {
+    pub(super) fn turns(&self, known: &RackState, function: &FunctionId) -> Option<Turns> {
         let ring: Vec<&Record> = known.ring(function).collect();
         let sum = |of: fn(&Record) -> u64| ring.iter().map(|share| of(share)).sum();
         Some(Turns {
@@ -127,7 +127,7 @@ impl WriterShared {
 }
 
 /// How many of its ring have a turn before `share`, where all that wait could have one.
-fn ahead(known: &Known, share: &Record) -> usize {
+fn ahead(known: &RackState, share: &Record) -> usize {
     let mut ring: Vec<Record> =
         known.ring(&share.function).filter(|it| it.turn.is_none()).cloned().collect();
     let before = ring.len();
@@ -137,7 +137,7 @@ fn ahead(known: &Known, share: &Record) -> usize {
     before - ring.len()
 }
 
-fn present(known: &Known, share: &Record) -> Share {
+fn present(known: &RackState, share: &Record) -> Share {
     let turn = share.turn.as_ref();
     let lease = turn.and_then(|turn| known.leases.get(&turn.lease));
     let (state, socket) = match lease.map(|lease| &lease.state) {

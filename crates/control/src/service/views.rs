@@ -5,7 +5,7 @@ use rackbus_lease::{
     Message, Placement, TurnUse,
 };
 
-use super::{INCIDENTS, InventoryDevice, Known, Service, WriterShared, millis};
+use super::{INCIDENTS, InventoryDevice, RackState, Service, WriterShared, millis};
 use crate::api::{
     ApiError, Device, DeviceState, HostState, HostStatus, LONGEST_LEVEL, Lease, LeaseStage,
     RackStatus,
@@ -223,7 +223,7 @@ impl WriterShared {
         Err(problem("bad_request", error, "run the same version of rackbus on all machines"))
     }
 
-    pub(super) fn host(&self, known: &Known, host: &str) -> HostStatus {
+    pub(super) fn host(&self, known: &RackState, host: &str) -> HostStatus {
         let registered = known.hosts.get(host);
         let listens = known.listens(host);
         let leases = || known.leases.values().filter(|l| l.is_live());
@@ -253,7 +253,7 @@ impl WriterShared {
         }
     }
 
-    pub(super) fn device(&self, known: &Known, device: &InventoryDevice) -> Device {
+    pub(super) fn device(&self, known: &RackState, device: &InventoryDevice) -> Device {
         let record = known.functions.get(&device.function);
         let lease = record.and_then(|r| match r.state {
             Availability::Lent { lease } | Availability::Revoking { lease } => Some(lease),

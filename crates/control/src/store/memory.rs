@@ -16,12 +16,12 @@ pub type Judge = Arc<dyn Fn(&Commit) -> Result<(), StoreError> + Send + Sync>;
 /// A store in memory. Its clones share what is stored: so another control plane can find it.
 #[derive(Clone, Default)]
 pub struct MemoryStore {
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<StoreContent>>,
     judge: Option<Judge>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct StoreContent {
     term: u64,
     records: BTreeMap<String, Record>,
     answers: BTreeMap<String, KeptAnswer>,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::{Composition, DeclaredFunction, Host};
+use super::{CompositionConfig, DeclaredFunction, Host};
 use crate::names::{self, is_name};
 use crate::text::{Parsed, list, mismatch, subsection, wrong};
 
@@ -20,7 +20,7 @@ pub(super) fn all(
     value: &Spanned<DeValue<'_>>,
     hosts: &[Host],
     knows_functions: bool,
-) -> Parsed<Vec<Composition>> {
+) -> Parsed<Vec<CompositionConfig>> {
     let DeValue::Array(entries) = value.get_ref() else {
         return wrong(value.span(), mismatch("composition", value.get_ref()), FORM);
     };
@@ -48,7 +48,7 @@ fn one(
     entry: &Spanned<DeValue<'_>>,
     hosts: &[Host],
     knows_functions: bool,
-) -> Parsed<(Composition, Place)> {
+) -> Parsed<(CompositionConfig, Place)> {
     let keys = &["name", "host", "functions", "isolation"];
     let section = subsection(entry, "composition", keys)?;
     let (name, place) = section.require("name", section.text("name", FORM)?, FORM)?;
@@ -87,5 +87,5 @@ fn one(
         Some((other, span)) => return wrong(span, format!("`isolation` is {other}"), ISOLATION),
     };
     let (name, host) = (name.to_owned(), host.to_owned());
-    Ok((Composition { name, host, functions, strict }, place))
+    Ok((CompositionConfig { name, host, functions, strict }, place))
 }

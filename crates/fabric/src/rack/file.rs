@@ -9,7 +9,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    BROADCAST_NODE_ID, Control, DeclaredFunction, Host, LAST_NODE_ID, Links, PAGE, Rack,
+    BROADCAST_NODE_ID, ControlConfig, DeclaredFunction, Host, LAST_NODE_ID, Links, PAGE, Rack,
     composition, network, share,
 };
 use crate::names::{self, is_name};
@@ -67,7 +67,7 @@ pub(super) fn parse(text: &str, read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
     };
     let control = match top.get("control") {
         Some(value) => control(value)?,
-        None => Control::default(),
+        None => ControlConfig::default(),
     };
     let links = match top.get("link") {
         Some(value) => links_between(value)?,
@@ -287,10 +287,10 @@ impl<'a> DeviceSection<'a> {
 
 const KIND: &str = "kind";
 
-fn control(value: &Spanned<DeValue<'_>>) -> Parsed<Control> {
+fn control(value: &Spanned<DeValue<'_>>) -> Parsed<ControlConfig> {
     let section = subsection(value, "control", &["lease_ttl", "return_grace"])?;
-    let default = Control::default();
-    Ok(Control {
+    let default = ControlConfig::default();
+    Ok(ControlConfig {
         lease_ttl_ms: section
             .duration("lease_ttl", 100, 3_600_000)?
             .unwrap_or(default.lease_ttl_ms),

@@ -40,9 +40,9 @@ pub struct Rack {
     /// Who may use whose segments; [`crate::sharing`] reads them. The first that fits counts.
     pub shares: Vec<ShareRule>,
     /// Functions that are borrowed together.
-    pub compositions: Vec<Composition>,
+    pub compositions: Vec<CompositionConfig>,
     /// Time limits of the control plane.
-    pub control: Control,
+    pub control: ControlConfig,
     /// The links between its hosts, where these are machines.
     pub links: Links,
     /// The Ethernet that the hosts have in common.
@@ -150,7 +150,7 @@ impl ShareAccess {
 
 /// Functions that a host borrows whole or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Composition {
+pub struct CompositionConfig {
     /// Name of the composition, which no other has.
     pub name: String,
     /// Name of the host that borrows it.
@@ -163,16 +163,16 @@ pub struct Composition {
 
 /// How the control plane runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Control {
+pub struct ControlConfig {
     /// How long a lease lives without being renewed, in milliseconds.
     pub lease_ttl_ms: u64,
     /// How long a guest may take to release a device that is returned, in milliseconds.
     pub return_grace_ms: u64,
 }
 
-impl Default for Control {
+impl Default for ControlConfig {
     fn default() -> Self {
-        Control { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
+        ControlConfig { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
     }
 }
 

@@ -59,7 +59,7 @@ fn every_key_of_the_rack_file_is_read() {
     "#;
     let rack = Rack::parse("rack.toml", text).unwrap();
     assert_eq!(rack.hosts[0].name, "zeta", "the file's order");
-    assert_eq!(rack.control, Control { lease_ttl_ms: 2000, return_grace_ms: 500 });
+    assert_eq!(rack.control, ControlConfig { lease_ttl_ms: 2000, return_grace_ms: 500 });
     assert_eq!((rack.hosts[0].node_id, rack.hosts[0].export), (72, 1 << 30));
     let some = ShareRule {
         owner: "zeta".to_owned(),

@@ -21,15 +21,15 @@ const GRACE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// How a share stands, whenever that changes; also over restarts of the control plane.
-struct Turns<'a> {
+struct ShareFollower<'a> {
     client: &'a ControlClient,
     share: u64,
     lines: Option<JsonLines<Share>>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> ShareFollower<'a> {
     fn of(client: &'a ControlClient, share: u64) -> Self {
-        Turns { client, share, lines: None }
+        ShareFollower { client, share, lines: None }
     }
 
     /// How it stands now; nothing when it takes no more turns.
@@ -71,7 +71,7 @@ pub(super) async fn follow(
         let error = format!("there is no share {share}");
         return Err(Failure::new(error, "`rackbus share list` lists them"));
     }
-    let mut turns = Turns::of(client, share);
+    let mut turns = ShareFollower::of(client, share);
     while let Some(share) = turns.next().await? {
         if output.is_json() {
             output.line(&serde_json::to_string(&share).unwrap_or_default());
@@ -182,7 +182,7 @@ async fn in_turns(
     running: &mut Option<Running>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let mut turns = Turns::of(client, share);
+    let mut turns = ShareFollower::of(client, share);
     // How it stands, as last told; while a program ends, its share may have its next turn already.
     let mut last: Option<Share> = None;
     loop {

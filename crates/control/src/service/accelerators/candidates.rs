@@ -6,7 +6,7 @@ use rackbus_lease::{Availability, FunctionId, Placement, Priority, Terms};
 use rackbus_qos::{CandidateDevice, CandidateFunction, ServiceLevel};
 use tokio::time::Instant;
 
-use super::super::known::Known;
+use super::super::known::RackState;
 use super::super::leases::PATIENCE;
 use super::super::{InventoryDevice, WriterShared};
 use crate::api::{ACCELERATOR, ApiError, BorrowRequest, device_of};
@@ -94,7 +94,7 @@ impl WriterShared {
     /// that have accelerators as well, or functions would seem to be nobody's to lend.
     pub(super) async fn nodes_come(&self, borrower: &str) -> bool {
         let until = Instant::from_std(self.clock.begun) + PATIENCE;
-        let all_there = |known: &Known| {
+        let all_there = |known: &RackState| {
             let inventory = self.inventory();
             let mut all = inventory.devices.iter().filter(|device| device.kind == ACCELERATOR);
             let there = all.all(|device| known.listens(&device.function.host));
@@ -120,7 +120,7 @@ impl WriterShared {
     /// Whether a function can be lent now to who asks with this priority.
     fn is_free(
         &self,
-        known: &Known,
+        known: &RackState,
         in_turns: &BTreeSet<&FunctionId>,
         function: &FunctionId,
         priority: Priority,
@@ -135,12 +135,12 @@ impl WriterShared {
 }
 
 /// The functions on which borrowers take turns.
-fn in_turns(known: &Known) -> BTreeSet<&FunctionId> {
+fn in_turns(known: &RackState) -> BTreeSet<&FunctionId> {
     known.shares.values().map(|share| &share.function).collect()
 }
 
 /// The level that the lease of a function has, or is to have.
-fn promised(known: &Known, function: &FunctionId) -> Option<ServiceLevel> {
+fn promised(known: &RackState, function: &FunctionId) -> Option<ServiceLevel> {
     match known.functions.get(function)?.state {
         Availability::Lent { lease } => read(known.leases.get(&lease)?.level.as_ref()),
         _ => None,
