@@ -30,7 +30,7 @@ struct Step {
 
 /// One lease, for the report.
 #[derive(Debug, Serialize)]
-struct Lent {
+struct DriveLease {
     function: String,
     to: String,
     user: String,
@@ -50,7 +50,7 @@ struct Report {
     ok: bool,
     error: Option<String>,
     total_seconds: f64,
-    lent: Vec<Lent>,
+    lent: Vec<DriveLease>,
     steps: Vec<Step>,
     measured: Vec<Measured>,
 }
@@ -67,7 +67,7 @@ impl Report {
     }
 
     fn lent(&mut self, function: &str, to: &str, user: &str) {
-        self.lent.push(Lent { function: function.into(), to: to.into(), user: user.into() });
+        self.lent.push(DriveLease { function: function.into(), to: to.into(), user: user.into() });
     }
 
     fn print(&self) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use rackbus_e2e::Result;
 use rackbus_vm::GuestRelease;
 
-use crate::metal::{Hosts, begin, explained, join, run, start};
+use crate::metal::{MetalHosts, begin, explained, join, run, start};
 
 /// The lender's drive: one namespace, which two controllers share.
 const DRIVE: [&str; 8] = [
@@ -60,8 +60,8 @@ fn borrowed(dir: &Path, guest: GuestRelease) -> Result<()> {
 }
 
 /// One of the controllers is borrowed. Whoever uses the disk is seen, and nobody comes while it goes.
-fn one_way(hosts: &mut Hosts) -> Result<()> {
-    let Hosts { lender, borrower, ntb: [near, far], .. } = &mut *hosts;
+fn one_way(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, ntb: [near, far], .. } = &mut *hosts;
     let lend = format!(
         "sh -c 'modprobe vfio-pci; exec rackbus --json metal lend $0 --ntb {near} --epoch 7' $(drives | head -n 1)"
     );
@@ -123,8 +123,8 @@ fn one_way(hosts: &mut Hosts) -> Result<()> {
 
 /// A return has found nobody, and its driver is held up: who mounts the disk now is refused. It waits for a reset, which
 /// takes as long as the lender stands still.
-fn mounted_meanwhile(hosts: &mut Hosts, borrow: &str) -> Result<()> {
-    let Hosts { lender, borrower, .. } = hosts;
+fn mounted_meanwhile(hosts: &mut MetalHosts, borrow: &str) -> Result<()> {
+    let MetalHosts { lender, borrower, .. } = hosts;
     run(
         borrower,
         &format!(
@@ -160,9 +160,9 @@ fn mounted_meanwhile(hosts: &mut Hosts, borrow: &str) -> Result<()> {
 }
 
 /// Both controllers are borrowed. One of them may go under a file system, the other one may not then.
-fn two_ways(hosts: &mut Hosts) -> Result<()> {
+fn two_ways(hosts: &mut MetalHosts) -> Result<()> {
     join(hosts)?;
-    let Hosts { borrower, .. } = hosts;
+    let MetalHosts { borrower, .. } = hosts;
     run(
         borrower,
         &format!(

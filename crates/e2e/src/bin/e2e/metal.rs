@@ -46,7 +46,7 @@ const DRIVE: [&str; 2] =
     ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
 
 /// A lender and a borrower.
-pub struct Hosts {
+pub struct MetalHosts {
     bridge: BridgeProcess,
     pub lender: BareMetalMachine,
     pub borrower: BareMetalMachine,
@@ -59,7 +59,7 @@ pub struct Hosts {
 }
 
 /// Starts hosts of which the lender has these devices on the block node `medium`.
-pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<Hosts> {
+pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalHosts> {
     let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
@@ -90,7 +90,7 @@ pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<Hosts>
     let ntb = [bridge_address(&mut lender)?, bridge_address(&mut borrower)?];
     // The hosts are slow, and busy with other tests.
     borrower.load(&["rackbus silence_ms=5000"])?;
-    Ok(Hosts { bridge, lender, borrower, ntb, address, _switch: switch })
+    Ok(MetalHosts { bridge, lender, borrower, ntb, address, _switch: switch })
 }
 
 /// A program `rackbus` in this folder, which is the machines', whatever libraries they have.
@@ -127,7 +127,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
 }
 
 /// What came of a test; when it failed, what the hosts say is told.
-pub fn explained(hosts: &mut Hosts, outcome: Result<()>) -> Result<()> {
+pub fn explained(hosts: &mut MetalHosts, outcome: Result<()>) -> Result<()> {
     if outcome.is_err() {
         println!("{}", hosts.bridge.counters()?);
         for machine in [&mut hosts.lender, &mut hosts.borrower] {
@@ -137,8 +137,8 @@ pub fn explained(hosts: &mut Hosts, outcome: Result<()>) -> Result<()> {
     outcome
 }
 
-fn by_hand(hosts: &mut Hosts) -> Result<()> {
-    let Hosts { lender, borrower, ntb: [near, far], .. } = hosts;
+fn by_hand(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, ntb: [near, far], .. } = hosts;
     let lend = format!(
         "sh -c 'modprobe vfio-pci; exec rackbus --json metal lend $(at 0x010802) --ntb {near} --epoch 7'"
     );
@@ -180,9 +180,9 @@ fn by_hand(hosts: &mut Hosts) -> Result<()> {
 }
 
 /// The lender's node lends, the borrower's borrows, and a control plane decides; the lender dies under load.
-fn by_lease(hosts: &mut Hosts) -> Result<()> {
+fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
     join(hosts)?;
-    let Hosts { lender, borrower, address: [own, _], .. } = hosts;
+    let MetalHosts { lender, borrower, address: [own, _], .. } = hosts;
     run(
         borrower,
         "borrow() { rackbus --json borrow alpha/d0 --for beta --placement host >lease || cat lease; }
@@ -227,8 +227,8 @@ fn by_lease(hosts: &mut Hosts) -> Result<()> {
 }
 
 /// Starts a control plane and the node of either host, alpha and beta. alpha's drives are lent: d0, d1 and so on.
-pub fn join(hosts: &mut Hosts) -> Result<()> {
-    let Hosts { lender, borrower, ntb: [near, far], address: [own, _], .. } = hosts;
+pub fn join(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, ntb: [near, far], address: [own, _], .. } = hosts;
     run(
         lender,
         &format!(

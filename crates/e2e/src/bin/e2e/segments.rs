@@ -60,18 +60,18 @@ const TOGETHER: [(&str, &str); 9] = [
 ];
 
 /// One side of an exchange.
-pub enum Side<'a> {
+pub enum ExchangeSide<'a> {
     Guest(&'a mut Guest),
     System(&'a SystemGuest),
     Host(&'a RackProcesses),
 }
 
-impl Side<'_> {
+impl ExchangeSide<'_> {
     fn name(&self) -> String {
         match self {
-            Side::Guest(guest) => guest.name().to_owned(),
-            Side::System(guest) => guest.name().to_owned(),
-            Side::Host(_) => HOST.to_owned(),
+            ExchangeSide::Guest(guest) => guest.name().to_owned(),
+            ExchangeSide::System(guest) => guest.name().to_owned(),
+            ExchangeSide::Host(_) => HOST.to_owned(),
         }
     }
 }
@@ -83,18 +83,25 @@ pub enum Running {
 }
 
 impl Running {
-    fn start(side: &mut Side<'_>, tool: &str, arguments: &str, tools: &str) -> Result<Running> {
+    fn start(
+        side: &mut ExchangeSide<'_>,
+        tool: &str,
+        arguments: &str,
+        tools: &str,
+    ) -> Result<Running> {
         match side {
-            Side::Guest(guest) => {
+            ExchangeSide::Guest(guest) => {
                 let name = guest.name().to_owned();
                 let script = format!("{TOOLS}/{tool} {arguments}");
                 Ok(Running::Guest(name, guest.begin(&script, LIMIT)?))
             }
-            Side::System(guest) => {
+            ExchangeSide::System(guest) => {
                 let script = format!("{AS_NOBODY} {}/{tool} {arguments}", crate::systems::TOOLS);
                 Ok(Running::Host(HostProgram::start(guest.command(&script))?))
             }
-            Side::Host(rack) => Running::host(rack, &format!("{tools}/bin/{tool}"), arguments),
+            ExchangeSide::Host(rack) => {
+                Running::host(rack, &format!("{tools}/bin/{tool}"), arguments)
+            }
         }
     }
 
@@ -146,8 +153,8 @@ pub fn installed(rack: &RackProcesses) -> Result<PathBuf> {
 
 /// Runs a tool between two sides, and looks that the client printed rows of measures.
 pub fn between(
-    mut server: Side<'_>,
-    mut client: Side<'_>,
+    mut server: ExchangeSide<'_>,
+    mut client: ExchangeSide<'_>,
     tool: &str,
     more: &str,
     tools: &str,
@@ -242,18 +249,18 @@ pub fn in_guests(world: &mut RackWithGuests) -> Result<()> {
     interrupted_install(rack, &mut guests[0], &folder)?;
     let [first, second] = &mut guests[..] else { return Err(CheckFailure("two guests".into())) };
     let rounds = format!("-loops {ROUNDS} -size 64");
-    between(Side::Guest(first), Side::Guest(second), "scipp", &rounds, &folder)?;
-    between(Side::Guest(second), Side::Guest(first), "scipp", &rounds, &folder)?;
-    between(Side::Host(rack), Side::Guest(first), "scipp", &rounds, &folder)?;
-    between(Side::Guest(second), Side::Host(rack), "scipp", &rounds, &folder)?;
+    between(ExchangeSide::Guest(first), ExchangeSide::Guest(second), "scipp", &rounds, &folder)?;
+    between(ExchangeSide::Guest(second), ExchangeSide::Guest(first), "scipp", &rounds, &folder)?;
+    between(ExchangeSide::Host(rack), ExchangeSide::Guest(first), "scipp", &rounds, &folder)?;
+    between(ExchangeSide::Guest(second), ExchangeSide::Host(rack), "scipp", &rounds, &folder)?;
     for (tool, more) in [
         ("scibench2", "-loops 10 -size 64"),
         ("intr_bench", "-loops 20"),
         ("intr_bench", "-loops 20 -data 64"),
         ("dma_bench", "-loops 3"),
     ] {
-        between(Side::Guest(first), Side::Guest(second), tool, more, &folder)?;
-        between(Side::Guest(first), Side::Host(rack), tool, more, &folder)?;
+        between(ExchangeSide::Guest(first), ExchangeSide::Guest(second), tool, more, &folder)?;
+        between(ExchangeSide::Guest(first), ExchangeSide::Host(rack), tool, more, &folder)?;
     }
     one_segment_everywhere(rack, first, second, &folder)?;
     read_only(rack, first, &folder)?;

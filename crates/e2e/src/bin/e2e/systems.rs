@@ -3,7 +3,7 @@
 
 use rackbus_e2e::{Guest, RackProcesses, Result, SystemGuest, ensure};
 
-use crate::segments::{Side, between};
+use crate::segments::{ExchangeSide, between};
 
 /// The host of the rack that it is, and the one that it runs on: with the second guest of [`crate::segments::GUESTS`].
 pub const SYSTEM: (&str, &str) = ("system", "gamma");
@@ -26,13 +26,43 @@ pub fn installed_by_ssh(
     install.extend(options.iter().flat_map(|option| ["--ssh-option", option]));
     rack.json(&install)?;
     let rounds = "-loops 200 -size 64";
-    between(Side::System(&system), Side::Guest(neighbour), "scipp", rounds, folder)?;
-    between(Side::Guest(neighbour), Side::System(&system), "scipp", rounds, folder)?;
-    between(Side::System(&system), Side::Guest(neighbour), "intr_bench", "-loops 20", folder)?;
-    between(Side::System(&system), Side::Guest(neighbour), "dma_bench", "-loops 3", folder)?;
+    between(
+        ExchangeSide::System(&system),
+        ExchangeSide::Guest(neighbour),
+        "scipp",
+        rounds,
+        folder,
+    )?;
+    between(
+        ExchangeSide::Guest(neighbour),
+        ExchangeSide::System(&system),
+        "scipp",
+        rounds,
+        folder,
+    )?;
+    between(
+        ExchangeSide::System(&system),
+        ExchangeSide::Guest(neighbour),
+        "intr_bench",
+        "-loops 20",
+        folder,
+    )?;
+    between(
+        ExchangeSide::System(&system),
+        ExchangeSide::Guest(neighbour),
+        "dma_bench",
+        "-loops 3",
+        folder,
+    )?;
     system.reboot(rack)?;
     let state = system.run("systemctl is-active run-rackbus.mount")?;
     ensure!(state == "active", "the rack is not mounted after a reboot: {state}");
-    between(Side::Guest(neighbour), Side::System(&system), "scipp", rounds, folder)?;
-    between(Side::Host(rack), Side::System(&system), "scipp", rounds, folder)
+    between(
+        ExchangeSide::Guest(neighbour),
+        ExchangeSide::System(&system),
+        "scipp",
+        rounds,
+        folder,
+    )?;
+    between(ExchangeSide::Host(rack), ExchangeSide::System(&system), "scipp", rounds, folder)
 }

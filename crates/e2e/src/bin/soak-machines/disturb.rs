@@ -12,14 +12,14 @@ use crate::{CONTROL, FUNCTIONS, HOSTS, Soak};
 const MACHINES: [&str; 4] = [CONTROL, HOSTS[0], HOSTS[1], HOSTS[2]];
 
 /// Disturbs machines, one thing after the other.
-pub struct Disturber<'a> {
+pub struct MachineDisturber<'a> {
     soak: &'a Soak,
     done: Disturbances,
 }
 
-impl<'a> Disturber<'a> {
-    pub fn new(soak: &'a Soak, random: Random) -> Disturber<'a> {
-        Disturber { soak, done: Disturbances::new(random) }
+impl<'a> MachineDisturber<'a> {
+    pub fn new(soak: &'a Soak, random: Random) -> MachineDisturber<'a> {
+        MachineDisturber { soak, done: Disturbances::new(random) }
     }
 
     /// Waits a moment, and disturbs.

@@ -24,7 +24,7 @@ use rackbus_e2e::soak::{
 use rackbus_e2e::{CheckFailure, RackProcesses, Result};
 use rackbus_seeds::Random;
 
-use disturb::Disturber;
+use disturb::MachineDisturber;
 
 /// Drives of three machines, in files: what was acknowledged outlives a killed process.
 const RACK: &str = r#"
@@ -127,7 +127,7 @@ impl Soak {
                     scope.spawn(move || self.work(number, random))
                 })
                 .collect();
-            let mut disturber = Disturber::new(self, random.fork());
+            let mut disturber = MachineDisturber::new(self, random.fork());
             let mut under_way = LeasesUnderWay::new(LONGEST_UNDER_WAY);
             let (begun, mut told) = (Instant::now(), Instant::now());
             let mut outcome = Ok(());

@@ -9,14 +9,14 @@ use rackbus_seeds::Random;
 use crate::{DEVICES, HOSTS};
 
 /// Disturbs a rack, one thing after the other.
-pub struct Disturber<'a> {
+pub struct RackDisturber<'a> {
     rack: &'a RackProcesses,
     done: Disturbances,
 }
 
-impl<'a> Disturber<'a> {
-    pub fn new(rack: &'a RackProcesses, random: Random) -> Disturber<'a> {
-        Disturber { rack, done: Disturbances::new(random) }
+impl<'a> RackDisturber<'a> {
+    pub fn new(rack: &'a RackProcesses, random: Random) -> RackDisturber<'a> {
+        RackDisturber { rack, done: Disturbances::new(random) }
     }
 
     /// Waits a moment, and disturbs.

@@ -23,7 +23,7 @@ const DIGITS: usize = 15;
 
 /// What was done with virtual machines.
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct MachineTally {
     started: usize,
     killed: usize,
     frozen: usize,
@@ -33,10 +33,10 @@ pub struct Done {
     read: usize,
 }
 
-impl Done {
+impl MachineTally {
     /// A line for people that says what the machine did.
     pub fn describe(&self) -> String {
-        let Done { started, killed, frozen, plugged, unplugged, written, read } = self;
+        let MachineTally { started, killed, frozen, plugged, unplugged, written, read } = self;
         format!(
             "{started} VMs, {killed} killed, {frozen} frozen, {plugged} drives plugged in while they ran and \
              {unplugged} unplugged, {written} writes and {read} reads in them"
@@ -52,12 +52,12 @@ pub struct Machines<'a> {
     /// Counts machines, and is the epoch of each in the model.
     life: u64,
     value: u64,
-    done: Done,
+    done: MachineTally,
 }
 
 impl<'a> Machines<'a> {
     pub fn new(soak: &'a Soak, random: Random) -> Machines<'a> {
-        let (model, done) = (DriveModel::default(), Done::default());
+        let (model, done) = (DriveModel::default(), MachineTally::default());
         Machines { soak, random, model, life: 0, value: 0, done }
     }
 
@@ -65,7 +65,7 @@ impl<'a> Machines<'a> {
     ///
     /// # Errors
     /// What is wrong in a guest.
-    pub fn run(mut self) -> Result<Done> {
+    pub fn run(mut self) -> Result<MachineTally> {
         while !self.soak.load.stop.load(Ordering::Relaxed) {
             self.life += 1;
             let host = HOSTS[self.random.below(HOSTS.len())];

@@ -30,7 +30,7 @@ use rackbus_e2e::soak::{
 use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
 
-use disturb::Disturber;
+use disturb::RackDisturber;
 use machine::Machines;
 
 /// Four drives of two hosts, one that is shared and one for virtual machines, in files: what was acknowledged outlives a killed process. And
@@ -190,7 +190,7 @@ impl Soak {
     }
 
     /// Everybody works while the rack is disturbed; what was done to it, and in virtual machines.
-    fn run(&self, length: Duration, mut random: Random) -> Result<(String, machine::Done)> {
+    fn run(&self, length: Duration, mut random: Random) -> Result<(String, machine::MachineTally)> {
         let soak = self;
         std::thread::scope(|scope| {
             let mut workers: Vec<_> = (0..WORKERS)
@@ -211,7 +211,7 @@ impl Soak {
             workers.push(scope.spawn(move || compositions::work(soak, WORKERS + SHARERS, whole)));
             let machines = Machines::new(soak, random.fork());
             let machines = scope.spawn(move || machines.run());
-            let mut disturber = Disturber::new(&soak.rack, random.fork());
+            let mut disturber = RackDisturber::new(&soak.rack, random.fork());
             let begun = Instant::now();
             let mut told = Instant::now();
             let failed =
