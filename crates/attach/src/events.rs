@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::copy::Parties;
+use rackbus_memory::copy::TransferParties;
 use rackbus_memory::threads;
 use rackbus_segment::NodeId;
 use rackbus_segment::message::ConnectionChange;
@@ -48,7 +48,7 @@ pub struct Watch {
     unreachable: AtomicBool,
 }
 
-impl Parties for Watch {
+impl TransferParties for Watch {
     fn are_gone(&self) -> bool {
         self.lost()
     }

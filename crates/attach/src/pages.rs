@@ -58,7 +58,7 @@ impl Session {
         let watch = Watch::new(None);
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         self.registry().watch(handle, watched, self);
-        let held = Held { session: self.clone(), handle };
+        let held = ConnectionGuard { session: self.clone(), handle };
         if !write && self.in_guest() {
             // Only the guest's own kernel would keep a process from storing.
             return Err(AttachError::ReadOnly);
@@ -131,7 +131,7 @@ impl Drop for Extent {
 /// Pages of another host's process. The connection ends when it is dropped.
 #[derive(Debug)]
 pub struct RemotePages {
-    _held: Held,
+    _held: ConnectionGuard,
     mapping: Mapping,
     write: bool,
     watch: Arc<Watch>,
@@ -139,12 +139,12 @@ pub struct RemotePages {
 
 /// A connection to be ended.
 #[derive(Debug)]
-struct Held {
+struct ConnectionGuard {
     session: Session,
     handle: Handle,
 }
 
-impl Drop for Held {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.session.registry().forget(self.handle);
         self.session.disconnect(self.handle);

@@ -184,14 +184,14 @@ fn read(text: &str) -> Result<Rows, String> {
 
 /// What became slower, and what could not be compared.
 #[derive(Debug, Default)]
-pub struct Comparison {
+pub struct BaselineComparison {
     /// Cases that became slower.
     pub slower: Vec<String>,
     /// Rows that only one of both programs has.
     pub unpaired: Vec<String>,
 }
 
-impl Comparison {
+impl BaselineComparison {
     /// Nothing became slower, and all was compared.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ impl Comparison {
 ///
 /// # Errors
 /// When there are too few pairs for an interval, or one of both programs fails.
-pub fn run(settings: &Settings) -> Result<Comparison, BenchError> {
+pub fn run(settings: &Settings) -> Result<BaselineComparison, BenchError> {
     if places(settings.pairs).is_none() {
         let needs = "a confidence interval of 95 % takes 6 pairs or more; give --pairs";
         return Err(BenchError::Peer(needs.to_owned()));
@@ -241,9 +241,9 @@ pub fn run(settings: &Settings) -> Result<Comparison, BenchError> {
 }
 
 /// Prints what the pairs say.
-fn show(pairs: &Pairs) -> Comparison {
+fn show(pairs: &Pairs) -> BaselineComparison {
     println!("{:<60} {:>8} {:>18} {:<10}", "case", "ratio", "95 % interval", "unit");
-    let mut comparison = Comparison::default();
+    let mut comparison = BaselineComparison::default();
     for (of, why) in &pairs.unpaired {
         println!("{:<60} {why}", of.to_string());
         comparison.unpaired.push(of.to_string());

@@ -11,7 +11,7 @@ use rackbus_spec::nvme::IoOpcode;
 use crate::lent;
 use crate::machine::{CLIENT_CPU, Regime, pin, unpin};
 use crate::nvme::{ClientLoad, DATA, Settings};
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 use crate::raw::STORE;
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     report.note(&format!("borrowed drives: regime {}", regime.name()));
     // What is started is not to inherit where this thread was put.
     unpin();
-    let Some(rack) = RackProcesses::start(&settings.dir, &rack_file())? else {
+    let Some(rack) = BenchRack::start(&settings.dir, &rack_file())? else {
         report.left_out("lending", "the rackbus binary is not beside this one");
         return Ok(());
     };
@@ -69,7 +69,7 @@ fn case<'a>(
 
 /// Operations a second of a drive that `host` borrows for this run.
 fn rate(
-    rack: &RackProcesses,
+    rack: &BenchRack,
     host: &str,
     load: &ClientLoad,
     time: Duration,
@@ -86,7 +86,7 @@ fn rate(
 
 /// The same drive and engine: borrowed by another host, and by its own.
 fn through_nodes(
-    rack: &RackProcesses,
+    rack: &BenchRack,
     settings: &Settings,
     report: &mut Report,
 ) -> Result<(), BenchError> {
@@ -183,11 +183,7 @@ fn drive_all(lanes: &mut [Lane], time: Duration) -> Result<f64, BenchError> {
 }
 
 /// Eight drives in one thread against one, with as many commands under way.
-fn together(
-    rack: &RackProcesses,
-    settings: &Settings,
-    report: &mut Report,
-) -> Result<(), BenchError> {
+fn together(rack: &BenchRack, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
     let name = "8 functions in one thread, 4k read";
     if !name.contains(&settings.only) {
         return Ok(());
@@ -232,7 +228,7 @@ fn milliseconds(begun: Instant) -> f64 {
 }
 
 /// From the request to the first block that is read, and from the return until it is offered again.
-fn borrow_and_return(rack: &RackProcesses) -> Result<[f64; 2], BenchError> {
+fn borrow_and_return(rack: &BenchRack) -> Result<[f64; 2], BenchError> {
     let mut block = vec![0; BLOCK];
     let begun = Instant::now();
     let lease = rack.borrow(&["alpha/nvme0"])?;
@@ -249,7 +245,7 @@ fn borrow_and_return(rack: &RackProcesses) -> Result<[f64; 2], BenchError> {
 const REVOKED_WITHIN: Duration = Duration::from_secs(30);
 
 /// From the command that withdraws the drive by force until its user, which reads all the while, can read no more.
-fn revoke(rack: &RackProcesses) -> Result<f64, BenchError> {
+fn revoke(rack: &BenchRack) -> Result<f64, BenchError> {
     let mut block = vec![0; BLOCK];
     let lease = rack.borrow(&["alpha/nvme0"])?;
     let mut drive = lent::open(&lease.socket, DATA)?;
@@ -275,7 +271,7 @@ fn revoke(rack: &RackProcesses) -> Result<f64, BenchError> {
 
 /// Borrowing, returning and revoking while another drive of the same two nodes is busy, against the same without.
 fn under_load(
-    rack: &RackProcesses,
+    rack: &BenchRack,
     settings: &Settings,
     report: &mut Report,
 ) -> Result<(), BenchError> {

@@ -183,16 +183,16 @@ impl Common {
     }
 
     /// What each area begins with; rows go to the results, and are printed as JSON with `json`.
-    fn begin(self, json: bool) -> Result<Begun, BenchError> {
+    fn begin(self, json: bool) -> Result<AreaRun, BenchError> {
         let (regime, report) = (self.regime()?, Report::new(Some(&self.results), json)?);
         let (time, patience) =
             (Duration::from_millis(self.time), Duration::from_secs(self.patience));
-        Ok(Begun { regime, report, runs: self.runs, time, only: self.only, patience })
+        Ok(AreaRun { regime, report, runs: self.runs, time, only: self.only, patience })
     }
 }
 
 /// What each area begins with.
-struct Begun {
+struct AreaRun {
     regime: Regime,
     report: Report,
     runs: usize,
@@ -220,12 +220,12 @@ pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), Ben
         || RestartCommand { prefix: prefix.iter().map(|word| (*word).to_owned()).collect() };
     match command {
         BenchCommand::Nvme { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             nvme::run(&settings, &regime, &mut report)
         }
         BenchCommand::Lending { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = nvme::Settings { runs, time, dir, only, patience, again: again() };
             lending::run(&settings, &regime, &mut report)?;
             borrowed::run(&settings, &regime, &mut report)?;
@@ -233,43 +233,43 @@ pub fn run(command: BenchCommand, prefix: &[&str], json: bool) -> Result<(), Ben
             hot_add::run(&settings, &regime, &mut report)
         }
         BenchCommand::Machines { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = machines::Settings { runs, time, dir, only, patience };
             machines::run(&settings, &regime, &mut report)
         }
         BenchCommand::Memory { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = memory::Settings { runs, time, dir, only, patience };
             memory::run(&settings, &regime, &mut report)
         }
         #[cfg(feature = "guests")]
         BenchCommand::Guests { common, dir, cycles } => {
-            let Begun { regime, mut report, runs, only, patience, .. } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, only, patience, .. } = common.begin(json)?;
             let settings = crate::guests::Settings { runs, dir, only, patience, cycles };
             crate::guests::run(&settings, &regime, &mut report)
         }
         #[cfg(feature = "guests")]
         BenchCommand::Metal { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = crate::metal::Settings { runs, time, dir, only, patience };
             crate::metal::run(&settings, &regime, &mut report)
         }
         BenchCommand::Model { common } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             model::run(&model::Settings { runs, time, only, patience }, &regime, &mut report)
         }
         BenchCommand::Datapath { common } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = datapath::Settings { runs, time, only, patience, again: again() };
             datapath::run(&settings, &regime, &mut report)
         }
         BenchCommand::Accel { common } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = accel::Settings { runs, time, only, patience, again: again() };
             accel::run(&settings, &regime, &mut report)
         }
         BenchCommand::Net { common, dir } => {
-            let Begun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
+            let AreaRun { regime, mut report, runs, time, only, patience } = common.begin(json)?;
             let settings = network::Settings { runs, time, dir, only, patience };
             network::run(&settings, &regime, &mut report)
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::machine::Regime;
 use crate::nvme::Settings;
-use crate::rack::{Lease, RackProcesses};
+use crate::rack::{BenchRack, BorrowedDrive};
 use crate::raw::STORE;
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -38,10 +38,10 @@ fn milliseconds(begun: Instant) -> f64 {
 }
 
 /// Borrows the drive and returns it: with `vm` for the guest, which has booted, and without for nobody.
-fn round(rack: &RackProcesses, vm: bool) -> Result<Times, BenchError> {
+fn round(rack: &BenchRack, vm: bool) -> Result<Times, BenchError> {
     let plugged: &[&str] = if vm { &["alpha/nvme0", "--vm", VM] } else { &["alpha/nvme0"] };
     let begun = Instant::now();
-    let lease: Lease = rack.borrow(plugged)?;
+    let lease: BorrowedDrive = rack.borrow(plugged)?;
     let answered = milliseconds(begun);
     if vm {
         rack.json(&["vm", "exec", VM, "--", "bash", "-c", APPEARS])?;
@@ -53,7 +53,7 @@ fn round(rack: &RackProcesses, vm: bool) -> Result<Times, BenchError> {
 }
 
 /// Starts the guest and waits until it answers; what it runs under.
-fn start(rack: &RackProcesses) -> Result<String, BenchError> {
+fn start(rack: &BenchRack) -> Result<String, BenchError> {
     let vm = rack.json(&["vm", "run", "--host", "beta", "--name", VM, "--detach"])?;
     let begun = Instant::now();
     // Firmware may take what is asked before the guest runs: it is asked again.
@@ -80,7 +80,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
         return Ok(());
     }
     report.note(&format!("hot-add: regime {}", regime.name()));
-    let Some(rack) = RackProcesses::start(&settings.dir, &rack_file())? else {
+    let Some(rack) = BenchRack::start(&settings.dir, &rack_file())? else {
         report.left_out("lending", "the rackbus binary is not beside this one");
         return Ok(());
     };

@@ -15,7 +15,7 @@ use rackbus_spec::vfio_user::region;
 use crate::lent;
 use crate::machine::{CLIENT_CPU, Regime, pin, unpin, wait_quiet};
 use crate::nvme::Settings;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 use crate::raw::STORE;
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -71,12 +71,7 @@ enum DataPath {
 
 impl Pair {
     /// Borrows both for `host`.
-    fn borrow(
-        rack: &RackProcesses,
-        host: &str,
-        drive: &str,
-        target: &str,
-    ) -> Result<Pair, BenchError> {
+    fn borrow(rack: &BenchRack, host: &str, drive: &str, target: &str) -> Result<Pair, BenchError> {
         let function = rack.borrow_for(host, &[target, "--group", host])?;
         let function = client(Client::connect(&function.socket, Duration::from_secs(5)))?;
         let target = client(function.map_region(TARGET_BAR.into(), 0, TARGET as u64))?;
@@ -176,7 +171,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let Some(rack) = RackProcesses::start(&settings.dir, &rack_file())? else {
+    let Some(rack) = BenchRack::start(&settings.dir, &rack_file())? else {
         report.left_out("lending", "the rackbus binary is not beside this one");
         return Ok(());
     };

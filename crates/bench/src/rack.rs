@@ -34,21 +34,21 @@ pub fn lending_files() -> String {
 
 /// A running rack. Ended when dropped.
 #[derive(Debug)]
-pub struct RackProcesses {
+pub struct BenchRack {
     program: PathBuf,
     dir: PathBuf,
 }
 
 /// A lease on the drive.
 #[derive(Debug)]
-pub struct Lease {
+pub struct BorrowedDrive {
     number: u64,
     function: String,
     /// Where the borrower's node serves it.
     pub socket: PathBuf,
 }
 
-impl RackProcesses {
+impl BenchRack {
     /// The `rackbus` binary: this program, or its neighbour.
     pub fn find() -> Option<PathBuf> {
         let me = std::env::current_exe().ok()?;
@@ -61,8 +61,8 @@ impl RackProcesses {
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn start(dir: &Path, text: &str) -> Result<Option<RackProcesses>, BenchError> {
-        let Some(program) = RackProcesses::find() else { return Ok(None) };
+    pub fn start(dir: &Path, text: &str) -> Result<Option<BenchRack>, BenchError> {
+        let Some(program) = BenchRack::find() else { return Ok(None) };
         let dir = dir.join("rack");
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's directory"))?;
         // What a rack of an earlier run knew is no other rack's.
@@ -72,7 +72,7 @@ impl RackProcesses {
         }
         let file = dir.join("rack.toml");
         std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
-        let rack = RackProcesses { program, dir };
+        let rack = BenchRack { program, dir };
         rack.run(&["up", &file.display().to_string()])?;
         Ok(Some(rack))
     }
@@ -144,7 +144,7 @@ impl RackProcesses {
     ///
     /// # Errors
     /// When it is refused.
-    pub fn borrow_drive(&self) -> Result<Lease, BenchError> {
+    pub fn borrow_drive(&self) -> Result<BorrowedDrive, BenchError> {
         self.borrow(&["alpha/nvme0"])
     }
 
@@ -152,7 +152,7 @@ impl RackProcesses {
     ///
     /// # Errors
     /// When it is refused.
-    pub fn borrow(&self, arguments: &[&str]) -> Result<Lease, BenchError> {
+    pub fn borrow(&self, arguments: &[&str]) -> Result<BorrowedDrive, BenchError> {
         self.borrow_for("beta", arguments)
     }
 
@@ -160,11 +160,13 @@ impl RackProcesses {
     ///
     /// # Errors
     /// When it is refused.
-    pub fn borrow_for(&self, host: &str, arguments: &[&str]) -> Result<Lease, BenchError> {
+    pub fn borrow_for(&self, host: &str, arguments: &[&str]) -> Result<BorrowedDrive, BenchError> {
         let lease = self.json(&[&["borrow", "--for", host], arguments].concat())?;
         let function = lease["function"].as_str().unwrap_or_default().to_owned();
         match (lease["lease"].as_u64(), lease["socket"].as_str()) {
-            (Some(number), Some(socket)) => Ok(Lease { number, function, socket: socket.into() }),
+            (Some(number), Some(socket)) => {
+                Ok(BorrowedDrive { number, function, socket: socket.into() })
+            }
             _ => Err(BenchError::Peer(format!("rackbus borrow gave no socket: {lease}"))),
         }
     }
@@ -181,7 +183,7 @@ impl RackProcesses {
     ///
     /// # Errors
     /// When the rack fails.
-    pub fn give_back(&self, lease: &Lease) -> Result<(), BenchError> {
+    pub fn give_back(&self, lease: &BorrowedDrive) -> Result<(), BenchError> {
         self.run(&["return", &lease.number.to_string()])?;
         self.wait_offered(&lease.function)
     }
@@ -200,7 +202,7 @@ impl RackProcesses {
     }
 }
 
-impl RackProcesses {
+impl BenchRack {
     /// Asks the lender's node and the control plane for their metrics again and again, and follows
     /// the events, until what is returned is dropped.
     ///
@@ -254,7 +256,7 @@ impl Drop for Observer {
     }
 }
 
-impl Drop for RackProcesses {
+impl Drop for BenchRack {
     fn drop(&mut self) {
         let _ = self.run(&["down"]);
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::lent;
 use crate::machine::Regime;
 use crate::nvme::Settings;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 use crate::raw::STORE;
 use crate::report::Case;
 use crate::{BenchError, Report};
@@ -43,7 +43,7 @@ struct Program {
 }
 
 impl Program {
-    fn start(rack: &RackProcesses, host: usize, slice: Duration) -> Result<Program, BenchError> {
+    fn start(rack: &BenchRack, host: usize, slice: Duration) -> Result<Program, BenchError> {
         let (host, slice) = (format!("host{host}"), format!("{}ms", slice.as_millis()));
         let joined =
             rack.json(&["share", "join", "alpha/nvme0", "--for", &host, "--slice", &slice])?;
@@ -107,7 +107,7 @@ fn sum(shares: &Value, key: &str) -> u64 {
 }
 
 /// Jain's index of what the programs read, and milliseconds that a hand-over took.
-fn take_turns(rack: &RackProcesses, slice: Duration) -> Result<(f64, f64), BenchError> {
+fn take_turns(rack: &BenchRack, slice: Duration) -> Result<(f64, f64), BenchError> {
     let programs: Result<Vec<Program>, BenchError> =
         (0..PROGRAMS).map(|host| Program::start(rack, host, slice)).collect();
     let programs = programs?;
@@ -143,7 +143,7 @@ fn take_turns(rack: &RackProcesses, slice: Duration) -> Result<(f64, f64), Bench
 }
 
 /// Milliseconds from the request to return the drive until the next one can use it, by two commands.
-fn by_hand(rack: &RackProcesses) -> Result<f64, BenchError> {
+fn by_hand(rack: &BenchRack) -> Result<f64, BenchError> {
     let lease = rack.borrow_for("host0", &["alpha/nvme0"])?;
     let begun = Instant::now();
     rack.give_back(&lease)?;
@@ -163,7 +163,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
         return Ok(());
     }
     report.note(&format!("time-sharing: regime {}", regime.name()));
-    let Some(rack) = RackProcesses::start(&settings.dir, &rack_file())? else {
+    let Some(rack) = BenchRack::start(&settings.dir, &rack_file())? else {
         report.left_out("lending", "the rackbus binary is not beside this one");
         return Ok(());
     };

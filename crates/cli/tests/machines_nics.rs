@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::Lease;
 use rackbus_driver::net::{Net, NetOptions};
 use rackbus_rma::{LIBRARY_ENV, Library};
-use rackbus_spec::virtio::net::Header;
+use rackbus_spec::virtio::net::NetHeader;
 use support::PATIENCE;
 use support::machines::{Machine, Machines, free_port};
 use support::relay::{Passage, Relay};
@@ -55,7 +55,7 @@ impl Stream {
         let mut frame = [&to.info().mac[..], &from.info().mac, &[0x88, 0xb5]].concat();
         frame.extend(self.sent.to_le_bytes());
         frame.resize(64 + (self.sent as usize * 37) % 1400, self.sent as u8);
-        from.send(0, &Header::default(), &frame).unwrap();
+        from.send(0, &NetHeader::default(), &frame).unwrap();
         self.sent += 1;
     }
 
@@ -131,7 +131,7 @@ fn frames_of_another_machine_come_once_and_in_order_whatever_becomes_of_the_conn
     // The lender lets nobody send from somebody else's address.
     let mut forged = [&near.info().mac[..], &[2, 9, 9, 9, 9, 9], &[0x88, 0xb5]].concat();
     forged.resize(100, 0xee);
-    far.send(0, &Header::default(), &forged).unwrap();
+    far.send(0, &NetHeader::default(), &forged).unwrap();
     far.flush(0).unwrap();
     both(&mut far, &mut near);
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, Lease};
 use rackbus_driver::net::{Net, NetOptions};
-use rackbus_spec::virtio::net::Header;
+use rackbus_spec::virtio::net::NetHeader;
 use support::{PATIENCE, Rack};
 
 const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
@@ -26,7 +26,7 @@ fn reaches(from: &mut Net, to: &mut Net, number: u8) {
     frame.resize(1000, number);
     let (begun, mut found) = (Instant::now(), Vec::new());
     while begun.elapsed() < PATIENCE {
-        from.send(0, &Header::default(), &frame).unwrap();
+        from.send(0, &NetHeader::default(), &frame).unwrap();
         from.flush(0).unwrap();
         to.wait(0, Duration::from_millis(100));
         while to.receive(0, &mut found).unwrap().is_some() {

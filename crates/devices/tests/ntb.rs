@@ -12,7 +12,7 @@ use std::time::Duration;
 use rackbus_devices::ntb::{Bridge, BridgeConfig, BridgeError, BridgeSide, EndConfig, map};
 use rackbus_memory::Access;
 use rackbus_pci::vfio_user::Client;
-use rackbus_spec::vfio_user::{DmaAccess, Flags, Header, command, irq, region};
+use rackbus_spec::vfio_user::{DmaAccess, Flags, MessageHeader, command, irq, region};
 use zerocopy::{FromBytes, IntoBytes};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -136,12 +136,12 @@ fn writes_that_the_peers_machine_refuses_are_counted() {
     enable(&b);
     wait_link(&a);
     a.write(2, 0, &[1; 4]).unwrap();
-    let mut asked = [0; size_of::<Header>() + size_of::<DmaAccess>() + 4];
+    let mut asked = [0; size_of::<MessageHeader>() + size_of::<DmaAccess>() + 4];
     stream.read_exact(&mut asked).unwrap();
-    let (asked, _) = Header::read_from_prefix(&asked).unwrap();
+    let (asked, _) = MessageHeader::read_from_prefix(&asked).unwrap();
     assert_eq!(asked.command, command::DMA_WRITE);
-    let (flags, message_size) = (Flags::REPLY | Flags::ERROR, size_of::<Header>() as u32);
-    let refusal = Header { flags: flags.bits(), message_size, error: 14, ..asked };
+    let (flags, message_size) = (Flags::REPLY | Flags::ERROR, size_of::<MessageHeader>() as u32);
+    let refusal = MessageHeader { flags: flags.bits(), message_size, error: 14, ..asked };
     stream.write_all(refusal.as_bytes()).unwrap();
     // A register of the peer's comes after what was written.
     a.write(region::BAR0, map::PEER_SCRATCHPADS, &[7; 4]).unwrap();

@@ -11,7 +11,7 @@ use rackbus_net::{LocalNetwork, MacAddress, PortOptions, PortRules, PortSource};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_spec::virtio::feature as common;
-use rackbus_spec::virtio::net::{Header, feature};
+use rackbus_spec::virtio::net::{NetHeader, feature};
 
 /// A function of the card, on this network.
 fn nic(network: &LocalNetwork, number: u16, pairs: u16, rate: Option<(u64, u64)>) -> Box<Nic> {
@@ -39,7 +39,7 @@ fn frame(from: &Net, to: [u8; 6], length: usize, seed: usize) -> Vec<u8> {
 }
 
 /// The next frame of a function, while all of them make progress.
-fn next(nets: &mut [Net; 2], of: usize, frame: &mut Vec<u8>) -> Header {
+fn next(nets: &mut [Net; 2], of: usize, frame: &mut Vec<u8>) -> NetHeader {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(20) {
         for pair in 0..2 {
@@ -80,7 +80,7 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
                 let most = if mergeable { 500 * usize::from(size) } else { 60_000 };
                 let length = (round * 977) % most.min(60_000);
                 let sent = frame(&nets[from], nets[to].info().mac, length, round);
-                assert!(nets[from].send(0, &Header::default(), &sent).unwrap(), "{context}");
+                assert!(nets[from].send(0, &NetHeader::default(), &sent).unwrap(), "{context}");
                 nets[from].flush(0).unwrap();
                 let header = next(&mut nets, to, &mut found);
                 assert!(found == sent, "{context}: {} bytes, not {}", found.len(), sent.len());
@@ -93,7 +93,7 @@ fn frames_go_through_by_every_kind_of_queue_and_stay_in_order() {
             while received < 500 {
                 while sent < 500 {
                     let next = frame(&nets[0], to, 100 + sent % 200, sent);
-                    if !nets[0].send(0, &Header::default(), &next).unwrap() {
+                    if !nets[0].send(0, &NetHeader::default(), &next).unwrap() {
                         break;
                     }
                     sent += 1;
@@ -127,15 +127,15 @@ fn segment(from: &Net, to: [u8; 6], payload: usize) -> Vec<u8> {
     frame
 }
 
-fn offload(gso_size: u16) -> Header {
-    Header {
+fn offload(gso_size: u16) -> NetHeader {
+    NetHeader {
         flags: 1,
         gso_type: if gso_size > 0 { 1 } else { 0 },
         hdr_len: 54.into(),
         gso_size: gso_size.into(),
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..Header::default()
+        ..NetHeader::default()
     }
 }
 
@@ -169,7 +169,7 @@ fn what_a_sender_leaves_to_others_goes_along_or_is_done_for_who_takes_no_such_fr
         for _ in 0..expected {
             let header = next(&mut nets, 1, &mut found);
             if expected == 1 {
-                assert_eq!(header, Header { num_buffers: 1.into(), ..offload(1448) });
+                assert_eq!(header, NetHeader { num_buffers: 1.into(), ..offload(1448) });
                 assert_eq!(found, large);
             } else {
                 assert_eq!((header.flags, header.gso_type), (0, 0));
@@ -203,10 +203,10 @@ fn a_sender_may_offload_only_what_it_negotiated_and_what_is_valid() {
     let mut nets = two([plain, NetOptions::default()]);
     let to = nets[1].info().mac;
     let sent = segment(&nets[0], to, 700);
-    for header in [offload(0), offload(500), Header { gso_type: 77, ..Header::default() }] {
+    for header in [offload(0), offload(500), NetHeader { gso_type: 77, ..NetHeader::default() }] {
         assert!(nets[0].send(0, &header, &sent).unwrap());
     }
-    nets[0].send(0, &Header::default(), &sent).unwrap();
+    nets[0].send(0, &NetHeader::default(), &sent).unwrap();
     nets[0].flush(0).unwrap();
     let mut found = Vec::new();
     next(&mut nets, 1, &mut found);
@@ -222,10 +222,10 @@ fn only_frames_that_a_driver_wants_reach_it() {
     let mut found = Vec::new();
     let reaches = |nets: &mut [Net; 2], to: [u8; 6], found: &mut Vec<u8>| {
         let sent = frame(&nets[0], to, 100, 1);
-        nets[0].send(0, &Header::default(), &sent).unwrap();
+        nets[0].send(0, &NetHeader::default(), &sent).unwrap();
         // One behind it that comes in any case.
         let mark = frame(&nets[0], [0xff; 6], 60, 2);
-        nets[0].send(0, &Header::default(), &mark).unwrap();
+        nets[0].send(0, &NetHeader::default(), &mark).unwrap();
         nets[0].flush(0).unwrap();
         next(nets, 1, found);
         let came = *found == sent;
@@ -263,7 +263,7 @@ fn several_pairs_share_flows_and_keep_each_in_order() {
         let mut sent = segment(&nets[0], to, 100);
         sent[34] = flow as u8;
         sent[60] = (number / 32) as u8;
-        nets[0].send((flow % 4) as u16, &Header::default(), &sent).unwrap();
+        nets[0].send((flow % 4) as u16, &NetHeader::default(), &sent).unwrap();
         nets[0].flush((flow % 4) as u16).unwrap();
         for pair in 0..4 {
             nets[0].unsent(pair).unwrap();
@@ -315,7 +315,7 @@ fn who_sleeps_is_woken() {
                     Some(_) => {
                         let (to, from) = frame.split_at_mut(6);
                         to.swap_with_slice(&mut from[..6]);
-                        assert!(b.send(0, &Header::default(), &frame).unwrap());
+                        assert!(b.send(0, &NetHeader::default(), &frame).unwrap());
                         b.flush(0).unwrap();
                         left -= 1;
                     }
@@ -334,7 +334,7 @@ fn who_sleeps_is_woken() {
                 // So that the engines sleep.
                 std::thread::sleep(Duration::from_millis(2));
             }
-            assert!(a.send(0, &Header::default(), &sent).unwrap());
+            assert!(a.send(0, &NetHeader::default(), &sent).unwrap());
             a.flush(0).unwrap();
             let begun = Instant::now();
             while a.receive(0, &mut found).unwrap().is_none() {
@@ -363,7 +363,7 @@ fn a_rate_is_kept_in_both_directions() {
         let begun = Instant::now();
         let (mut received, mut found) = (0u64, Vec::new());
         while received < 265_536 {
-            nets[from].send(0, &Header::default(), &sent).unwrap();
+            nets[from].send(0, &NetHeader::default(), &sent).unwrap();
             nets[from].flush(0).unwrap();
             while nets[to].receive(0, &mut found).unwrap().is_some() {
                 received += found.len() as u64;
@@ -385,7 +385,7 @@ fn a_function_without_a_network_has_its_link_down() {
     assert!(!net.is_up().unwrap());
     assert_eq!(net.info().mac, mac.0);
     let sent = frame(&net, [0xff; 6], 100, 1);
-    net.send(0, &Header::default(), &sent).unwrap();
+    net.send(0, &NetHeader::default(), &sent).unwrap();
     net.flush(0).unwrap();
     while net.unsent(0).unwrap() > 0 {}
 }
@@ -407,7 +407,7 @@ fn functions_in_vlans_of_their_own_reach_their_own_and_spoofed_frames_nobody() {
     let mut spoofed = good.clone();
     spoofed[11] ^= 1;
     for sent in [&spoofed, &good] {
-        nets[0].send(0, &Header::default(), sent).unwrap();
+        nets[0].send(0, &NetHeader::default(), sent).unwrap();
     }
     nets[0].flush(0).unwrap();
     while nets[0].unsent(0).unwrap() > 0 {}

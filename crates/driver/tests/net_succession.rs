@@ -10,7 +10,7 @@ use rackbus_net::{LocalNetwork, MacAddress, PortSource};
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Work};
 use rackbus_spec::virtio::feature as common;
-use rackbus_spec::virtio::net::{Header, feature};
+use rackbus_spec::virtio::net::{NetHeader, feature};
 
 fn model(network: &LocalNetwork, number: u32) -> Box<Nic> {
     let name = format!("alpha/nic0.vf{number}");
@@ -134,7 +134,7 @@ fn a_function_goes_on_at_any_moment() {
                     let mut frame = [&to[..], &own, &[0x88, 0xb5]].concat();
                     frame.extend(sent.to_le_bytes());
                     frame.resize(18 + (sent % 1000) as usize, sent as u8);
-                    if nets[0].send(0, &Header::default(), &frame).unwrap() {
+                    if nets[0].send(0, &NetHeader::default(), &frame).unwrap() {
                         nets[0].flush(0).unwrap();
                         sent += 1;
                     }

@@ -23,6 +23,7 @@
 pub mod accel;
 pub mod accel_function;
 pub mod api;
+mod clock;
 pub mod files;
 pub mod guest;
 pub mod input;

@@ -6,18 +6,19 @@
 //! the next driver finds a function that works. In between, another process may continue with it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
 use rackbus_devices::virtio::layout;
 use rackbus_memory::{Access, SharedMemory};
 use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
-use rackbus_pci::endpoint::{Clock, FunctionRegion};
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, Function, FunctionState, Work};
 use rackbus_spec::virtio::net::{HEADER_SIZE, feature};
-use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor, flags, split};
+use rackbus_spec::virtio::ring::{PackedDescriptor, SplitDescriptor, flags, split};
 use rackbus_spec::virtio::{common as reg, feature as common, status};
 
+use crate::clock::ManualClock;
 use crate::input::Input;
 
 const PAGE: u64 = 4096;
@@ -37,28 +38,14 @@ const MADE: u16 = 3;
 /// Deeds of one input.
 const MOST: usize = 128;
 
-/// Where the time stands.
-#[derive(Debug, Clone, Default)]
-struct Time(Arc<AtomicU64>);
-
-impl Clock for Time {
-    fn now_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn ticks(&self) -> u64 {
-        self.now_ns()
-    }
-}
-
-pub(crate) struct Driver {
+pub(crate) struct NicDriver {
     endpoint: Option<Endpoint>,
     network: LocalNetwork,
     peer: Box<dyn NetworkPort>,
     /// Memory that the peer sends from.
     outside: SharedMemory,
     ram: SharedMemory,
-    time: Time,
+    time: ManualClock,
     unmapped: Option<Vec<u8>>,
 }
 
@@ -73,21 +60,21 @@ pub(crate) fn model(network: &LocalNetwork) -> Box<dyn Function> {
     Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 
-impl Driver {
-    fn new() -> Driver {
-        Driver::with(|network| model(network))
+impl NicDriver {
+    fn new() -> NicDriver {
+        NicDriver::with(|network| model(network))
     }
 
     /// The driver of the function that this model is of.
-    pub(crate) fn of(model: Box<dyn Function>) -> Driver {
-        Driver::with(|_| model)
+    pub(crate) fn of(model: Box<dyn Function>) -> NicDriver {
+        NicDriver::with(|_| model)
     }
 
-    fn with(model: impl FnOnce(&LocalNetwork) -> Box<dyn Function>) -> Driver {
+    fn with(model: impl FnOnce(&LocalNetwork) -> Box<dyn Function>) -> NicDriver {
         let network = LocalNetwork::new([]);
         let mut peer = network.port("alpha/nic0.vf2").expect("nobody has it");
         peer.attend(true);
-        let time = Time::default();
+        let time = ManualClock::default();
         let memory = |pages| SharedMemory::create("driver", pages * PAGE).expect("there is memory");
         let ram = memory(PAGES);
         for page in [0, 60, 61, 62, 63, READ_ONLY.start, READ_ONLY.end - 1] {
@@ -95,7 +82,7 @@ impl Driver {
         }
         let endpoint = Some(Endpoint::with_clock(model(&network), Box::new(time.clone())));
         let mut driver =
-            Driver { endpoint, network, peer, outside: memory(1), ram, time, unmapped: None };
+            NicDriver { endpoint, network, peer, outside: memory(1), ram, time, unmapped: None };
         driver.map_all();
         driver
     }
@@ -169,7 +156,7 @@ impl Driver {
     /// Brings the function up with these features and queues of `size` entries.
     pub(crate) fn enable(&mut self, features: u64, size: u16) {
         let write =
-            |driver: &mut Driver, at: u64, data: &[u8]| driver.write(layout::COMMON + at, data);
+            |driver: &mut NicDriver, at: u64, data: &[u8]| driver.write(layout::COMMON + at, data);
         write(self, reg::DEVICE_STATUS, &[0]);
         write(self, reg::DEVICE_STATUS, &[status::ACKNOWLEDGE | status::DRIVER]);
         for half in 0..2u32 {
@@ -236,7 +223,7 @@ impl Driver {
         let queues = (QUEUES * PAGE) as usize;
         self.ram.whole().part(queues, (9 * PAGE) as usize).expect("inside").fill(0);
         self.enable(common::VERSION_1 | feature::MRG_RXBUF, 8);
-        let buffer = |address, flags| Descriptor { address, length: 2048, flags, next: 0 };
+        let buffer = |address, flags| SplitDescriptor { address, length: 2048, flags, next: 0 };
         self.poke(at(QUEUES), &buffer(at(DATA), flags::WRITE));
         self.poke(at(QUEUES + 1), &[0u16, 1, 0]);
         self.send(1000, Offload::default());
@@ -278,7 +265,7 @@ fn length(input: &mut Input<'_>) -> u32 {
     }
 }
 
-fn descriptor(driver: &Driver, input: &mut Input<'_>) {
+fn descriptor(driver: &NicDriver, input: &mut Input<'_>) {
     let kind = input.u8();
     // In a queue's own table, or one of the others.
     let table = match kind & 3 {
@@ -290,13 +277,15 @@ fn descriptor(driver: &Driver, input: &mut Input<'_>) {
     let wrap = u16::from(flags >> 3 & 1) << 7 | u16::from(flags >> 4 & 1) << 15;
     let low = u16::from(flags & 7);
     match kind & 16 != 0 {
-        false => driver.poke(place, &Descriptor { address, length, flags: low, next: next.into() }),
+        false => {
+            driver.poke(place, &SplitDescriptor { address, length, flags: low, next: next.into() })
+        }
         true => driver
             .poke(place, &PackedDescriptor { address, length, id: next.into(), flags: low | wrap }),
     }
 }
 
-fn deed(driver: &mut Driver, input: &mut Input<'_>) {
+fn deed(driver: &mut NicDriver, input: &mut Input<'_>) {
     match input.u8() % (DEEDS + 1) {
         DEEDS => {
             driver.remap();
@@ -310,7 +299,7 @@ fn deed(driver: &mut Driver, input: &mut Input<'_>) {
 pub(crate) const DEEDS: u8 = 13;
 
 /// What a driver does to a function that stays in its process.
-pub(crate) fn act(driver: &mut Driver, number: u8, input: &mut Input<'_>) {
+pub(crate) fn act(driver: &mut NicDriver, number: u8, input: &mut Input<'_>) {
     match number {
         0 | 1 => descriptor(driver, input),
         2 | 3 => {
@@ -377,8 +366,8 @@ pub fn run(data: &[u8]) {
     driver.serve_next();
 }
 
-fn drive(input: &mut Input<'_>) -> Driver {
-    let mut driver = Driver::new();
+fn drive(input: &mut Input<'_>) -> NicDriver {
+    let mut driver = NicDriver::new();
     let choice = input.u8();
     let bit = |bit: u8, feature: u64| if choice >> bit & 1 != 0 { feature } else { 0 };
     let offloads = feature::GUEST_OFFLOADS;
@@ -405,7 +394,7 @@ fn drive(input: &mut Input<'_>) -> Driver {
 /// Restores what `data` says of a function.
 pub fn restore(data: &[u8]) {
     let Ok(state) = FunctionState::from_bytes(data) else { return };
-    let mut driver = Driver::new();
+    let mut driver = NicDriver::new();
     if driver.go_on(Some(&state)) {
         driver.poll();
         driver.endpoint().park();

@@ -18,7 +18,7 @@ use rackbus_pci::{Endpoint, MediumAccess};
 use rackbus_spec::virtio::feature;
 
 use crate::input::Input;
-use crate::nic::{DEEDS, Driver, act, model};
+use crate::nic::{DEEDS, NicDriver, act, model};
 
 /// Deeds of one input.
 const MOST: usize = 128;
@@ -203,7 +203,7 @@ fn hostile_lender(input: &mut Input<'_>) {
     );
     let access = MediumAccess::Files(files.into());
     let made = front(CLASS, &description, access, Lost::new(|| {})).expect("it is described");
-    let mut driver = Driver::of(made);
+    let mut driver = NicDriver::of(made);
     driver.enable(feature::VERSION_1, 16);
     let mut message = [0; MESSAGE_BYTES];
     for _ in 0..MOST {

@@ -16,7 +16,7 @@ use rackbus_spec::nvme::registers::{self as reg};
 
 use crate::input::Input;
 use commands::any_command;
-pub(crate) use driver::Driver;
+pub(crate) use driver::NvmeDriver;
 use driver::at;
 
 const PAGE: u64 = 4096;
@@ -41,7 +41,7 @@ const MOST: usize = 128;
 const STRIDE: u8 = 4;
 
 /// Puts a command into a queue, and may have it done.
-pub(crate) fn ask(driver: &mut Driver, input: &mut Input<'_>, choice: u8) {
+pub(crate) fn ask(driver: &mut NvmeDriver, input: &mut Input<'_>, choice: u8) {
     let qid = u16::from(choice >> 4 & 3);
     let sqe = any_command(driver, input, qid);
     driver.enqueue(qid, sqe);
@@ -54,7 +54,7 @@ pub(crate) fn ask(driver: &mut Driver, input: &mut Input<'_>, choice: u8) {
     }
 }
 
-fn deed(driver: &mut Driver, input: &mut Input<'_>) {
+fn deed(driver: &mut NvmeDriver, input: &mut Input<'_>) {
     let choice = input.u8();
     let qid = u16::from(choice >> 4 & 3);
     match choice & 15 {
@@ -135,10 +135,10 @@ pub fn run(data: &[u8]) {
 }
 
 /// A driver that has done what `data` says.
-pub(crate) fn driven(data: &[u8]) -> Driver {
+pub(crate) fn driven(data: &[u8]) -> NvmeDriver {
     let mut input = Input::new(data);
     let shape = input.u8();
-    let mut driver = Driver::new(if shape & 1 == 0 { 512 } else { 4096 });
+    let mut driver = NvmeDriver::new(if shape & 1 == 0 { 512 } else { 4096 });
     driver.enable(2 + u16::from(shape >> 4) * 4, shape & 2 != 0);
     if shape & 4 != 0 {
         driver.configure_shadow();

@@ -13,7 +13,7 @@ use rackbus_memory::{Exchange, ExchangeFiles};
 use rackbus_pci::{Endpoint, MediumAccess};
 
 use crate::input::Input;
-use crate::nvme::{Driver, ask};
+use crate::nvme::{NvmeDriver, ask};
 
 /// Deeds of one input.
 const MOST: usize = 128;
@@ -132,7 +132,7 @@ fn hostile_lender(input: &mut Input<'_>) {
     );
     let (access, lost) = (MediumAccess::Files(files.into()), Lost::new(|| {}));
     let made = front(CLASS, &description, access, lost.clone()).expect("it is described");
-    let mut driver = Driver::of(made, NvmeConfig::memory(SIZE, "FUZZ"));
+    let mut driver = NvmeDriver::of(made, NvmeConfig::memory(SIZE, "FUZZ"));
     driver.enable(16, false);
     let mut message = [0; MESSAGE_BYTES];
     for _ in 0..MOST {

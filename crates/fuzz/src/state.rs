@@ -7,7 +7,7 @@
 use rackbus_pci::FunctionState;
 use rackbus_pci::vfio_user::SessionState;
 
-use crate::nvme::{self, Driver};
+use crate::nvme::{self, NvmeDriver};
 
 /// What states have in them.
 pub const WORDS: &[&str] = &[
@@ -39,7 +39,7 @@ pub fn run(data: &[u8]) {
     let again = state.to_bytes().expect("it was read");
     assert_eq!(FunctionState::from_bytes(&again).expect("it was written here"), state);
     let large = data.windows(LARGE.len()).any(|part| part == LARGE);
-    let mut driver = Driver::new(if large { 4096 } else { 512 });
+    let mut driver = NvmeDriver::new(if large { 4096 } else { 512 });
     let saved = driver.endpoint.save().expect("it has not ended");
     if driver.go_on(&state, saved) {
         driver.poll();

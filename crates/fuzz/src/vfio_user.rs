@@ -16,7 +16,7 @@ use rackbus_pci::vfio_user::{
     DeviceShape, RequestRefused, ServedDevice, ShownInterrupts, ShownWith, serve,
 };
 use rackbus_spec::vfio_user::{
-    DmaMap, DmaUnmap, Flags, Header, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo,
+    DmaMap, DmaUnmap, Flags, IrqSet, IrqSetFlags, MessageHeader, PeerMap, RegionAccess, RegionInfo,
     Registers, TYPE_MASK, Version, command, irq, region,
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -71,7 +71,7 @@ fn messages(input: &mut Input<'_>) -> Vec<Said> {
         };
         let message_id = said.len() as u16;
         let command = command_of(command);
-        let header = Header { message_id, command, message_size: length, flags, error: 0 };
+        let header = MessageHeader { message_id, command, message_size: length, flags, error: 0 };
         let fd = match beside >> 4 & 3 {
             0 => Passed::Memory,
             1 => Passed::Event,
@@ -90,7 +90,7 @@ struct Client {
     memory: OwnedFd,
     event: Event,
     /// The command that waits for its answer.
-    open: Mutex<Option<Header>>,
+    open: Mutex<Option<MessageHeader>>,
 }
 
 /// What is left to say.
@@ -117,7 +117,7 @@ impl Client {
         }
     }
 
-    fn must_answer(header: &Header) -> bool {
+    fn must_answer(header: &MessageHeader) -> bool {
         header.flags & TYPE_MASK == 0 && header.flags & Flags::NO_REPLY.bits() == 0
     }
 }
@@ -125,7 +125,7 @@ impl Client {
 impl Stream for Client {
     fn send(&self, parts: &[&[u8]], _: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
         let bytes = parts.concat();
-        let (reply, _) = Header::read_from_prefix(&bytes).expect("a reply has a header");
+        let (reply, _) = MessageHeader::read_from_prefix(&bytes).expect("a reply has a header");
         assert_eq!(reply.message_size as usize, bytes.len(), "a reply's length is not its own");
         assert_eq!(reply.flags & TYPE_MASK, Flags::REPLY.bits(), "it answers with no reply");
         let failed = reply.flags & Flags::ERROR.bits() != 0;
@@ -145,7 +145,8 @@ impl Stream for Client {
         buffer.copy_from_slice(&saying.left[..buffer.len()]);
         saying.left.drain(..buffer.len());
         if !saying.body {
-            let header = Header::read_from_bytes(buffer).expect("a header is received by itself");
+            let header =
+                MessageHeader::read_from_bytes(buffer).expect("a header is received by itself");
             let mut open = lock(&self.open);
             assert!(open.is_none(), "{open:?} was never answered");
             *open = Client::must_answer(&header).then_some(header);

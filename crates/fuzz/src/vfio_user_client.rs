@@ -20,7 +20,7 @@ use rackbus_spec::vfio_user::{IrqSetFlags, RegionAccess, RegionInfo};
 use zerocopy::FromBytes;
 
 pub use seeds::seeds;
-use server::Server;
+use server::FuzzedServer;
 
 use crate::input::Input;
 
@@ -63,7 +63,7 @@ mod mode {
 
 /// Holds the conversation that `data` says.
 pub fn run(data: &[u8]) {
-    let server = Arc::new(Server::new(data));
+    let server = Arc::new(FuzzedServer::new(data));
     match server.take(|input| input.u8()) % mode::COUNT {
         mode::CLIENT => {
             if let Ok(client) = Client::with_stream(server.clone()) {
@@ -84,7 +84,7 @@ pub fn run(data: &[u8]) {
 }
 
 /// Has the client do one thing.
-fn ask(client: &Client, server: &Server) {
+fn ask(client: &Client, server: &FuzzedServer) {
     // What it is answered is anything; what it makes of it is looked at where something must hold.
     match server.take(|input| input.u8()) % act::COUNT {
         act::DEVICE_INFO => drop(client.device_info()),
@@ -157,7 +157,7 @@ fn access_of(choice: u8) -> Access {
 }
 
 /// Interrupts to wire: index, first vector, and a descriptor for each vector, or none.
-fn wires(server: &Server, input: &mut Input<'_>) -> (u32, u32, Vec<Option<OwnedFd>>) {
+fn wires(server: &FuzzedServer, input: &mut Input<'_>) -> (u32, u32, Vec<Option<OwnedFd>>) {
     let (index, start) = (input.u8().into(), input.number() as u32);
     let (count, bare) = (input.u8() % 40, input.u8());
     let event = || server.event.as_fd().try_clone_to_owned().expect("there is room for it");
@@ -165,7 +165,7 @@ fn wires(server: &Server, input: &mut Input<'_>) -> (u32, u32, Vec<Option<OwnedF
     (index, start, (0..count).map(wire).collect())
 }
 
-fn read(client: &Client, server: &Server) {
+fn read(client: &Client, server: &FuzzedServer) {
     let (region, offset, length) = server.take(access);
     let mut data = vec![0; length];
     if client.read(region, offset, &mut data).is_ok() {
@@ -184,14 +184,14 @@ fn check_areas(size: u64, areas: &[(u64, u64)]) {
     }
 }
 
-fn look_at_region(client: &Client, server: &Server) {
+fn look_at_region(client: &Client, server: &FuzzedServer) {
     if let Ok(region) = client.region_info(server.take(|input| input.u8()).into()) {
         check_areas(region.size, &region.areas);
     }
 }
 
 /// Maps a part of a region and touches it, also after its server has truncated the file.
-fn map_region(client: &Client, server: &Server) {
+fn map_region(client: &Client, server: &FuzzedServer) {
     let (region, offset, length) =
         server.take(|input| (input.u8(), input.number(), input.number()));
     let Ok(mapping) = client.map_region(region.into(), offset, length) else { return };

@@ -26,11 +26,11 @@ type End = Box<dyn FnOnce() + Send>;
 pub struct Handshakes {
     most: usize,
     of_one: usize,
-    places: Arc<Mutex<Places>>,
+    places: Arc<Mutex<HandshakePlaces>>,
 }
 
 #[derive(Default)]
-struct Places {
+struct HandshakePlaces {
     next: u64,
     silent: Peers,
     heard: Peers,
@@ -49,17 +49,17 @@ struct Peers {
     of_address: BTreeMap<IpAddr, usize>,
 }
 
-impl fmt::Debug for Places {
+impl fmt::Debug for HandshakePlaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (silent, heard) = (&self.silent.of_address, &self.heard.of_address);
-        f.debug_struct("Places")
+        f.debug_struct("HandshakePlaces")
             .field("silent", silent)
             .field("heard", heard)
             .finish_non_exhaustive()
     }
 }
 
-impl Places {
+impl HandshakePlaces {
     fn of(&self, address: &IpAddr) -> usize {
         let of = |peers: &Peers| peers.of_address.get(address).copied().unwrap_or_default();
         of(&self.silent) + of(&self.heard)
@@ -136,7 +136,7 @@ impl Handshakes {
         Handshakes { most, of_one, places: Arc::default() }
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn places(&self) -> MutexGuard<'_, HandshakePlaces> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -172,7 +172,7 @@ impl Handshakes {
     /// Takes a place among those who have spoken, or have not; what ends the one whose place it was.
     fn enter(
         &self,
-        places: &mut Places,
+        places: &mut HandshakePlaces,
         (number, network): (u64, IpAddr),
         spoken: bool,
         end: End,

@@ -45,7 +45,7 @@ pub struct ExchangeLayout {
 
 /// Where the parts are in the memory.
 #[derive(Debug, Clone, Copy)]
-struct Places {
+struct ExchangePlaces {
     ring: RingLayout,
     /// The ring of questions, and that of answers.
     rings: [usize; 2],
@@ -54,7 +54,7 @@ struct Places {
 }
 
 impl ExchangeLayout {
-    fn places(self) -> Option<Places> {
+    fn places(self) -> Option<ExchangePlaces> {
         let slot_bytes = u32::try_from(MESSAGE_BYTES).ok()?;
         let ring = RingLayout { slots: self.tags, slot_bytes };
         let bytes = ring.bytes().filter(|_| self.tags <= 1 << 16)?;
@@ -63,7 +63,7 @@ impl ExchangeLayout {
         let data = (second + bytes).next_multiple_of(PAGE);
         let stride = self.data_bytes.checked_next_multiple_of(PAGE)?;
         let total = stride.checked_mul(self.tags as usize)?.checked_add(data)?;
-        Some(Places { ring, rings: [first, second], data, total })
+        Some(ExchangePlaces { ring, rings: [first, second], data, total })
     }
 }
 

@@ -88,14 +88,14 @@ impl Gate {
     ///
     /// # Errors
     /// [`NotClosed`], after `limit` at the latest.
-    pub fn close(&self, limit: Duration) -> Result<Closed<'_>, NotClosed> {
+    pub fn close(&self, limit: Duration) -> Result<ClosedGate<'_>, NotClosed> {
         let mut state = self.0.lock();
         if state.closed {
             return Err(NotClosed::Closed);
         }
         state.closed = true;
         self.0.closed.ring();
-        let closed = Closed(self);
+        let closed = ClosedGate(self);
         let busy = |state: &mut State| state.inside > state.at_rest;
         let waited = self.0.changed.wait_timeout_while(state, limit, busy);
         let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -114,9 +114,9 @@ impl AsFd for Gate {
 
 /// The gate is closed as long as this lives; dropping it opens it.
 #[derive(Debug)]
-pub struct Closed<'g>(&'g Gate);
+pub struct ClosedGate<'g>(&'g Gate);
 
-impl Drop for Closed<'_> {
+impl Drop for ClosedGate<'_> {
     fn drop(&mut self) {
         let inner = &*self.0.0;
         let mut state = inner.lock();

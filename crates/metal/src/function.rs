@@ -186,33 +186,33 @@ impl ControlledFunction {
                 return self.end();
             }
             more = match self.serve_some() {
-                Served::Ended => return self.end(),
-                Served::All => false,
-                Served::One => true,
+                ServeOutcome::Ended => return self.end(),
+                ServeOutcome::All => false,
+                ServeOutcome::One => true,
             };
         }
     }
 
     /// Does what the borrower asks for, and no more than a ring has room for or a beat takes: a borrower may fill its
     /// ring as fast as it is worked off, and the device is to be looked at meanwhile.
-    fn serve_some(&self) -> Served {
+    fn serve_some(&self) -> ServeOutcome {
         let begun = Instant::now();
         for _ in 0..RING_ENTRIES {
             match self.serve_one() {
-                Served::One if begun.elapsed() < BEAT => {}
+                ServeOutcome::One if begun.elapsed() < BEAT => {}
                 served => return served,
             }
         }
-        Served::One
+        ServeOutcome::One
     }
 
     /// Does one thing that the borrower asks for.
-    fn serve_one(&self) -> Served {
+    fn serve_one(&self) -> ServeOutcome {
         let mut requests = locked(&self.requests);
         let mappings = locked(&self.mappings);
         // Who takes it away may wait for these locks, which are not fair: it is not to wait for a borrower's next requests.
         if mappings.is_none() || self.ended.load(Ordering::Acquire) {
-            return Served::Ended;
+            return ServeOutcome::Ended;
         }
         let producer = self.area.producer();
         let next = requests.next(producer, |number| self.area.entry(number));
@@ -231,9 +231,9 @@ impl ControlledFunction {
         drop((requests, mappings));
         if let Err(trouble) = outcome {
             self.fail(&trouble.to_string());
-            return Served::Ended;
+            return ServeOutcome::Ended;
         }
-        if next.is_some() { Served::One } else { Served::All }
+        if next.is_some() { ServeOutcome::One } else { ServeOutcome::All }
     }
 
     fn carry_out(&self, request: FunctionRequest) -> Result<(), MetalError> {
@@ -300,7 +300,7 @@ impl ControlledFunction {
 }
 
 /// What was done for a borrower.
-enum Served {
+enum ServeOutcome {
     /// All that it asked for.
     All,
     /// One request; more may be there.

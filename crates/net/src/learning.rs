@@ -43,7 +43,7 @@ pub struct LearningTable {
 
 /// The address may not be used by this port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused;
+pub struct AddressRefused;
 
 impl LearningTable {
     /// An empty one, for ports with these limits.
@@ -55,17 +55,17 @@ impl LearningTable {
     /// A port sends from an address at `now_ns`.
     ///
     /// # Errors
-    /// [`Refused`] where the address is another port's, or the port has as many as it may.
+    /// [`AddressRefused`] where the address is another port's, or the port has as many as it may.
     pub fn learn(
         &mut self,
         now_ns: u64,
         key: (u16, MacAddress),
         port: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AddressRefused> {
         if let Some((owner, seen)) = self.all.get(&key).copied() {
             let passed = now_ns.saturating_sub(seen);
             if owner != port && passed < AGE_NS {
-                return Err(Refused);
+                return Err(AddressRefused);
             }
             if owner == port && passed < GRAIN_NS {
                 return Ok(());
@@ -76,11 +76,11 @@ impl LearningTable {
                 return Ok(());
             }
         }
-        let own = self.ports.get(port).ok_or(Refused)?;
+        let own = self.ports.get(port).ok_or(AddressRefused)?;
         if own.by_age.len() >= own.limit.most {
-            let oldest = own.by_age.first().copied().ok_or(Refused)?;
+            let oldest = own.by_age.first().copied().ok_or(AddressRefused)?;
             if !own.limit.replaces && now_ns.saturating_sub(oldest.0) < AGE_NS {
-                return Err(Refused);
+                return Err(AddressRefused);
             }
             self.remove(oldest.1);
         }
@@ -145,10 +145,10 @@ mod tests {
     fn an_address_belongs_to_who_used_it_first_until_nobody_does() {
         let mut table = table();
         assert_eq!(table.learn(0, (0, mac(1)), 0), Ok(()));
-        assert_eq!(table.learn(1, (0, mac(1)), 1), Err(Refused));
+        assert_eq!(table.learn(1, (0, mac(1)), 1), Err(AddressRefused));
         assert_eq!(table.learn(1, (7, mac(1)), 1), Ok(()), "another VLAN is another network");
         assert_eq!(table.learn(AGE_NS - 1, (0, mac(1)), 0), Ok(()));
-        assert_eq!(table.learn(AGE_NS + 1, (0, mac(1)), 1), Err(Refused));
+        assert_eq!(table.learn(AGE_NS + 1, (0, mac(1)), 1), Err(AddressRefused));
         assert_eq!(table.find(AGE_NS + 1, (0, mac(1))), Some(0));
         let later = 2 * AGE_NS - 1;
         assert_eq!(table.find(later, (0, mac(1))), None);
@@ -162,7 +162,7 @@ mod tests {
     fn a_port_has_as_many_addresses_as_it_may() {
         let mut table = table();
         let second = GRAIN_NS;
-        for (nth, expected) in [(1, Ok(())), (2, Ok(())), (3, Err(Refused))] {
+        for (nth, expected) in [(1, Ok(())), (2, Ok(())), (3, Err(AddressRefused))] {
             assert_eq!(table.learn(u64::from(nth) * second, (0, mac(nth)), 0), expected);
         }
         // One that nobody uses any more makes room.
@@ -173,7 +173,7 @@ mod tests {
             assert_eq!(table.learn(u64::from(nth) * second, (0, mac(nth)), 2), Ok(()));
         }
         assert_eq!(table.behind(13 * second, 2), [(0, mac(12)), (0, mac(13))]);
-        assert_eq!(table.learn(0, (0, mac(20)), 3), Err(Refused));
+        assert_eq!(table.learn(0, (0, mac(20)), 3), Err(AddressRefused));
     }
 
     proptest! {

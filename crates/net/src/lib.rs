@@ -42,7 +42,7 @@ pub use address::MacAddress;
 pub use addressing::{Station, StationKind, Stations};
 pub use local::LocalNetwork;
 pub use offload::Offload;
-pub use port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
+pub use port::{Cause, Frame, NetworkPort, PortOptions, PortSource, SendOutcome};
 pub use port_queue::{News, PortQueue, PortQueueHandle, PortQueueId, RingOpener};
 pub use rackbus_fabric::rack::PortRules;
 pub use switch::StationSwitch;

@@ -18,7 +18,7 @@ use crate::address::MacAddress;
 use crate::addressing::{Station, StationKind};
 use crate::beginning::Beginning;
 use crate::offload::Offload;
-use crate::port::{Cause, Frame, NetworkPort, PortOptions, PortSource, Sent};
+use crate::port::{Cause, Frame, NetworkPort, PortOptions, PortSource, SendOutcome};
 use crate::switch::{FrameTarget, StationSwitch};
 use crate::vlan::Rewrite;
 
@@ -211,23 +211,23 @@ impl Inbox {
         offload: Offload,
         (begin, rest): (&[u8], &[u8]),
         (parts, mut skip): (&[DmaSlice<'_>], usize),
-    ) -> Sent {
+    ) -> SendOutcome {
         let all = parts.iter().map(DmaSlice::len).sum::<usize>();
         let length = begin.len() + rest.len() + all.saturating_sub(skip);
         let mut ring = lock(&self.ring);
         if !ring.attended {
-            return Sent::Dropped(Cause::Down);
+            return SendOutcome::Dropped(Cause::Down);
         }
         let Some(at) = ring.place(length) else {
             let since = *ring.full_since.get_or_insert_with(Instant::now);
             if since.elapsed() > PATIENCE {
-                return Sent::Dropped(Cause::Full);
+                return SendOutcome::Dropped(Cause::Full);
             }
             let from = Arc::downgrade(from);
             if !ring.waiting.iter().any(|waiting| waiting.ptr_eq(&from)) {
                 ring.waiting.push(from);
             }
-            return Sent::Full;
+            return SendOutcome::Full;
         };
         let mut place = at;
         for bytes in [begin, rest] {
@@ -247,7 +247,7 @@ impl Inbox {
         }
         ring.frames.push_back((at, length, offload));
         ring.head = (at + length).next_multiple_of(LINE);
-        Sent::Done
+        SendOutcome::Done
     }
 }
 
@@ -292,7 +292,7 @@ impl NetworkPort for LocalPort {
         }
     }
 
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
         let length: usize = parts.iter().map(DmaSlice::len).sum();
         // Its owner may change the frame at any time: what is decided by is read once.
         let head = Beginning::of(parts);
@@ -300,9 +300,9 @@ impl NetworkPort for LocalPort {
         let found = self.members.receivers(&self.inbox, &offload, head, length);
         let (to, receivers) = match found {
             Ok(found) => found,
-            Err(cause) => return Sent::Dropped(cause),
+            Err(cause) => return SendOutcome::Dropped(cause),
         };
-        let mut sent = Sent::Done;
+        let mut sent = SendOutcome::Done;
         for (receiver, rewrite) in receivers {
             let rewritten = rewrite.apply(head).filter(|_| !rewrite.is_none());
             let (begin, rest) = match &rewritten {
@@ -403,7 +403,7 @@ mod tests {
         for round in 0..2000usize {
             let length = 18 + (round * 7919) % (LONGEST - 18);
             if a.send(Offload::default(), &[frame(&memory, (a.mac(), to), sent, length)])
-                == Sent::Done
+                == SendOutcome::Done
             {
                 sent += 1;
             }
@@ -429,7 +429,7 @@ mod tests {
         let memory = SharedMemory::create("frames", 1 << 17).unwrap();
         let to = b.mac();
         let whole = frame(&memory, (a.mac(), to), 0, LONGEST);
-        while a.send(Offload::default(), &[whole]) == Sent::Done {}
+        while a.send(Offload::default(), &[whole]) == SendOutcome::Done {}
         assert!(a.park(), "nothing came");
         assert!(!Event::wait_any(&[a.wake_fd()], Some(0)));
         b.consume();
@@ -439,17 +439,17 @@ mod tests {
         a.unpark();
         assert!(!a.park(), "which it hears of, whether it sleeps or is about to");
         a.unpark();
-        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Done);
+        assert_eq!(a.send(Offload::default(), &[whole]), SendOutcome::Done);
         // One that stalls costs its senders a bounded time.
         let begun = Instant::now();
-        while a.send(Offload::default(), &[whole]) == Sent::Full {
+        while a.send(Offload::default(), &[whole]) == SendOutcome::Full {
             assert!(begun.elapsed() < Duration::from_secs(20));
         }
-        assert_eq!(a.send(Offload::default(), &[whole]), Sent::Dropped(Cause::Full));
+        assert_eq!(a.send(Offload::default(), &[whole]), SendOutcome::Dropped(Cause::Full));
         // And the others nothing.
         let mut c = port(&network, "h/nic0.vf3");
         let other = frame(&memory, (a.mac(), c.mac()), 7, 100);
-        assert_eq!(a.send(Offload::default(), &[other]), Sent::Done);
+        assert_eq!(a.send(Offload::default(), &[other]), SendOutcome::Done);
         assert_eq!(number(&mut c), Some(7));
     }
 
@@ -474,11 +474,11 @@ mod tests {
             (sent, reached)
         };
         let (all, ip, tag) = (MacAddress::BROADCAST, [8, 0], [0x81, 0]);
-        assert_eq!(send(0, all, macs[0], ip), (Sent::Done, vec![3, 4]));
-        assert_eq!(send(0, macs[3], macs[0], ip), (Sent::Done, vec![3]));
-        assert_eq!(send(0, macs[4], macs[0], ip), (Sent::Done, vec![4]));
-        assert_eq!(send(1, all, macs[1], ip), (Sent::Done, vec![2]));
-        assert_eq!(send(1, macs[2], macs[1], ip), (Sent::Done, vec![2]));
+        assert_eq!(send(0, all, macs[0], ip), (SendOutcome::Done, vec![3, 4]));
+        assert_eq!(send(0, macs[3], macs[0], ip), (SendOutcome::Done, vec![3]));
+        assert_eq!(send(0, macs[4], macs[0], ip), (SendOutcome::Done, vec![4]));
+        assert_eq!(send(1, all, macs[1], ip), (SendOutcome::Done, vec![2]));
+        assert_eq!(send(1, macs[2], macs[1], ip), (SendOutcome::Done, vec![2]));
         let refused = [
             (send(0, macs[0], macs[0], ip), Cause::Unknown),
             (send(0, MacAddress([2; 6]), macs[0], ip), Cause::Unknown),
@@ -487,7 +487,7 @@ mod tests {
             (send(1, macs[2], macs[0], ip), Cause::Spoofed),
         ];
         for (sent, cause) in refused {
-            assert_eq!(sent, (Sent::Dropped(cause), vec![]));
+            assert_eq!(sent, (SendOutcome::Dropped(cause), vec![]));
         }
     }
 
@@ -499,14 +499,14 @@ mod tests {
         let memory = SharedMemory::create("frames", 4096).unwrap();
         let to = b.mac();
         let frame = frame(&memory, (a.mac(), to), 1, 60);
-        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Down));
+        assert_eq!(a.send(Offload::default(), &[frame]), SendOutcome::Dropped(Cause::Down));
         assert!(network.port("h/nic0.vf2").is_err(), "somebody holds it");
         b.attend(true);
-        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Done);
+        assert_eq!(a.send(Offload::default(), &[frame]), SendOutcome::Done);
         b.attend(false);
         assert!(b.next().is_none());
         drop(b);
-        assert_eq!(a.send(Offload::default(), &[frame]), Sent::Dropped(Cause::Unknown));
+        assert_eq!(a.send(Offload::default(), &[frame]), SendOutcome::Dropped(Cause::Unknown));
         network.port("h/nic0.vf2").unwrap();
     }
 }

@@ -20,7 +20,7 @@ pub const MIN_FRAME: usize = 14;
 
 /// How sending a frame ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
+pub enum SendOutcome {
     /// It was taken, and lies with all its receivers that had room.
     Done,
     /// Its receiver has no room now. It may be sent again after [`NetworkPort::wake_fd`] rang or a poll later; a port
@@ -82,7 +82,7 @@ pub trait NetworkPort: Send {
     }
 
     /// Sends a frame, whose bytes are those of `parts` in order. Never waits.
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent;
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome;
 
     /// Tells receivers of what was sent since the last call: one wake-up for many frames. Called after each
     /// burst.
@@ -95,7 +95,7 @@ pub trait NetworkPort: Send {
     fn consume(&mut self);
 
     /// Its owner stops polling: from now on what comes, or room that became free for what was
-    /// [`Sent::Full`], rings [`NetworkPort::wake_fd`]. False when there is something already.
+    /// [`SendOutcome::Full`], rings [`NetworkPort::wake_fd`]. False when there is something already.
     fn park(&mut self) -> bool;
 
     /// Its owner polls again.

@@ -25,7 +25,7 @@ use crate::beginning::Beginning;
 use crate::capture::Captured;
 use crate::counters::LaneCounters;
 use crate::offload::Offload;
-use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, Sent};
+use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, SendOutcome};
 use crate::switch::StationSwitch;
 
 use incoming::IncomingRings;
@@ -323,7 +323,7 @@ impl NetworkPort for PortQueue {
         self.up
     }
 
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
         // A guest may change what it sends: what is decided by is what is sent.
         let head = Beginning::of(parts);
         self.send_checked(offload, head.bytes(), parts)

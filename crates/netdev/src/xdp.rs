@@ -21,7 +21,7 @@ use crate::mapped::MappedArea;
 use crate::packet::{self, Interface, PacketError};
 use program::XdpProgram;
 use ring::XdpRing;
-use turns::Turns;
+use turns::QueueTurns;
 
 /// Bytes of a place for a frame: a page, which every driver takes.
 const PLACE: usize = 4096;
@@ -67,7 +67,7 @@ impl XdpMode {
 #[derive(Debug)]
 pub struct XdpPort {
     queues: Vec<Queue>,
-    turns: Turns,
+    turns: QueueTurns,
     mode: XdpMode,
     /// Readable when one of the queues has frames.
     wake: OwnedFd,
@@ -129,7 +129,7 @@ impl XdpPort {
                     let mut program = program;
                     program.attach(index).map_err(fail)?;
                     return Ok(XdpPort {
-                        turns: Turns::of(queues.len()),
+                        turns: QueueTurns::of(queues.len()),
                         queues,
                         mode,
                         wake,
@@ -233,7 +233,7 @@ impl Queue {
         // SAFETY: the descriptor was made here and is nobody else's.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let places = MappedArea::new(2 * ENTRIES as usize * PLACE)?;
-        let registered = Places {
+        let registered = UmemRegistration {
             address: places.address().as_ptr() as u64,
             length: places.len() as u64,
             place: PLACE as u32,
@@ -409,7 +409,7 @@ impl Drop for Keeper {
 
 /// What registers the memory of frames (`struct xdp_umem_reg`).
 #[repr(C)]
-struct Places {
+struct UmemRegistration {
     address: u64,
     length: u64,
     place: u32,

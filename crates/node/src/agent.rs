@@ -21,7 +21,7 @@ use rackbus_control::{ControlClient, lease_span};
 use rackbus_lease::{Borrower, BorrowerAction, LeaseId, LenderAction, Message, Millis, TurnUse};
 
 use actions::unplug;
-use control::{Outbox, listen, post};
+use control::{ControlOutbox, listen, post};
 pub use inbox::{AgentHandle, AgentInbox, inbox};
 
 use crate::borrower::BorrowedFunctions;
@@ -47,7 +47,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What the agent hears.
 #[derive(Debug)]
-pub enum Heard {
+pub enum AgentEvent {
     /// The control plane listens (again): say who we are.
     Connected,
     /// A message of the control plane's.
@@ -100,7 +100,7 @@ pub struct Agent {
     register_at: Millis,
     begun: Instant,
     heard: AgentHandle,
-    said: Outbox,
+    said: ControlOutbox,
     by_device: Sequencer<String>,
     by_lease: Sequencer<LeaseId>,
     /// How long the users of leases that are being closed have.
@@ -132,7 +132,7 @@ impl Agent {
         let incarnation = u64::try_from(since.as_nanos()).unwrap_or(0);
         lender.set_incarnation(incarnation);
         borrower.decide(|it| it.set_incarnation(incarnation));
-        let (said, outbox) = Outbox::new();
+        let (said, outbox) = ControlOutbox::new();
         let client = ControlClient::new(&identity.control);
         let post = tokio::spawn(post(client.clone(), identity.host.clone(), outbox));
         let term = NewestTerm::open(identity.term.clone());
@@ -249,40 +249,40 @@ impl Agent {
         self.said.put(said);
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: AgentEvent) {
         let now = self.now();
         match heard {
-            Heard::Connected => {
+            AgentEvent::Connected => {
                 // This control plane may be a new one: repeated until it has answered.
                 self.registered = false;
                 self.register_at = now;
                 self.borrower.decide(Borrower::reconnected);
             }
-            Heard::Said(message) => self.receive(now, message),
-            Heard::Lending(actions) => self.do_lender(actions),
-            Heard::Borrowing(actions) => self.do_borrower(actions),
-            Heard::Trouble => self.register_at = now,
-            Heard::Restart(asked) => {
+            AgentEvent::Said(message) => self.receive(now, message),
+            AgentEvent::Lending(actions) => self.do_lender(actions),
+            AgentEvent::Borrowing(actions) => self.do_borrower(actions),
+            AgentEvent::Trouble => self.register_at = now,
+            AgentEvent::Restart(asked) => {
                 self.restart = Some((asked, Instant::now() + UNDER_WAY));
             }
-            Heard::OpenDone(lease, outcome) => {
+            AgentEvent::OpenDone(lease, outcome) => {
                 if outcome.is_ok() {
                     self.begin_turn(lease);
                 }
                 let actions = self.borrower.decide(|it| it.open_done(lease, outcome));
                 self.do_borrower(actions);
             }
-            Heard::TurnUsed(lease, how) => {
+            AgentEvent::TurnUsed(lease, how) => {
                 self.turns.end(lease);
                 let actions = self.borrower.decide(|it| it.turn_used(lease, how));
                 self.do_borrower(actions);
             }
-            Heard::CloseDone(lease) => {
+            AgentEvent::CloseDone(lease) => {
                 self.releasing.remove(&lease);
                 let actions = self.borrower.decide(|it| it.close_done(lease));
                 self.do_borrower(actions);
             }
-            Heard::LenderLost(lease, reason) => {
+            AgentEvent::LenderLost(lease, reason) => {
                 let actions = self.borrower.decide(|it| it.lender_lost(lease, reason));
                 self.do_borrower(actions);
                 // The guest loses the device now, control plane or not.

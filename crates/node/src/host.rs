@@ -21,9 +21,9 @@ use rackbus_segment::directory::DirectorySettings;
 use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
-use attend::{Served, attend};
+use attend::{NodeServices, attend};
 use lending::lend_available;
-use restarts::{Taken, check_restarts, process_of_this_version, resume_borrowed};
+use restarts::{SuccessionProgress, check_restarts, process_of_this_version, resume_borrowed};
 use sockets::Sockets;
 
 use crate::agent::{Agent, AgentHandle, AgentIdentity, inbox};
@@ -146,11 +146,11 @@ async fn start(
 
     let sockets = Sockets::of(state.as_ref(), &mut descriptors, &*link, &options.host, &folder)?;
     let copies = sockets.copies().map_err(NodeError::Inherited)?;
-    let served = Served::new(&options, lender.clone(), &fabric);
+    let served = NodeServices::new(&options, lender.clone(), &fabric);
     let counters = Arc::new(LinkCounters::default());
     let Sockets { link: callers, segments: processes, questions } = sockets;
     attend(callers, served.clone(), counters.clone(), gate.clone()).map_err(NodeError::Thread)?;
-    let Served { segments, network, .. } = served;
+    let NodeServices { segments, network, .. } = served;
     network.start(fabric.clone()).map_err(NodeError::Thread)?;
     let started = segments.start_on(&folder, processes, gate.clone());
     started.map_err(path_error(&folder.join(SOCKET)))?;
@@ -164,7 +164,7 @@ async fn start(
     let borrower = borrow(&options, &functions, fabric.clone(), heard.clone(), gate.clone());
     let (process, agent_state) = match state {
         Some(state) => {
-            let taken = Taken { received_ns, lent_in_use };
+            let taken = SuccessionProgress { received_ns, lent_in_use };
             let resumed = resume_borrowed(&options, &borrower, state, &mut descriptors, taken);
             let (process, state) = resumed.map_err(NodeError::Inherited)?;
             (process, Some(state))

@@ -9,10 +9,10 @@ use rackbus_rma::{Initiator, ProviderChoice, RmaTarget, providers};
 
 /// The lanes of a host: what its rack file says of them, and what is found here when they are first wanted.
 #[derive(Debug, Clone)]
-pub struct Lanes(Arc<Found>);
+pub struct Lanes(Arc<HostProviders>);
 
 #[derive(Debug)]
-struct Found {
+struct HostProviders {
     choice: ProviderChoice,
     providers: OnceLock<Vec<String>>,
 }
@@ -28,7 +28,7 @@ impl Lanes {
     /// As the rack file says: `auto`, `off`, or the name of a provider.
     pub fn new(choice: &str) -> Lanes {
         let Ok(choice) = choice.parse();
-        Lanes(Arc::new(Found { choice, providers: OnceLock::new() }))
+        Lanes(Arc::new(HostProviders { choice, providers: OnceLock::new() }))
     }
 
     /// The providers that can be used, the preferred ones first.

@@ -34,7 +34,7 @@ use crate::lendable::Lendable;
 use crate::sessions::HOLD;
 use devices::OfferedFunctions;
 pub use error::LendError;
-use function::{InUse, Lent, SessionEnd};
+use function::{InUse, LentFunction, SessionEnd};
 
 /// How long a function's engine may take to answer, before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ pub struct LentFunctions {
     host: String,
     fence: Fence,
     /// Locked for moments only.
-    lent: RwLock<BTreeMap<String, Arc<Lent>>>,
+    lent: RwLock<BTreeMap<String, Arc<LentFunction>>>,
     fabric: FabricHandle,
     patience: Duration,
     offered: Option<OfferedFunctions>,
@@ -115,18 +115,22 @@ impl LentFunctions {
         lent.start(&state)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<Lent>>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Arc<LentFunction>>> {
         self.lent.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<Lent>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<LentFunction>>> {
         self.lent.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a function in, where nobody may attach to it yet.
-    fn insert(&self, device: &str, lendable: Arc<dyn Lendable>) -> Result<Arc<Lent>, LendError> {
+    fn insert(
+        &self,
+        device: &str,
+        lendable: Arc<dyn Lendable>,
+    ) -> Result<Arc<LentFunction>, LendError> {
         self.fabric.add_function(&self.host, device)?;
-        let lent = Arc::new(Lent {
+        let lent = Arc::new(LentFunction {
             name: device.to_owned(),
             fence: self.fence.clone(),
             lendable,
@@ -264,7 +268,7 @@ impl LentFunctions {
         all.into_iter().map(|(name, lent)| (name, lent.report())).collect()
     }
 
-    fn find(&self, device: &str) -> Result<Arc<Lent>, LendError> {
+    fn find(&self, device: &str) -> Result<Arc<LentFunction>, LendError> {
         let found = self.read().get(device).cloned();
         found.ok_or_else(|| LendError::NoDevice {
             host: self.host.clone(),

@@ -35,7 +35,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
 use crate::remote::{LenderConversation, RemoteDevice};
-use session::Session;
+use session::UpstreamSession;
 
 /// How long a server may take to be there, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -266,7 +266,7 @@ impl Lendable for Upstream {
             }
         };
         *locked(&self.conversation) = Some(device.conversation());
-        Ok(Box::new(Session {
+        Ok(Box::new(UpstreamSession {
             device,
             lending,
             mappings: Mutex::default(),

@@ -8,8 +8,8 @@
 //! Source: PCI Express Base Specification 6.0, chapter 7.
 
 use rackbus_spec::pcie::{
-    CONFIG_SPACE_SIZE, CONVENTIONAL_CONFIG_SIZE, Command, Status, bar, capability, express, header,
-    msi, msix, pm,
+    CONFIG_SPACE_SIZE, CONVENTIONAL_CONFIG_SIZE, Command, StatusRegister, bar, capability, express,
+    header, msi, msix, pm,
 };
 use rackbus_spec::virtio;
 
@@ -147,7 +147,7 @@ impl ConfigSpace {
         for (at, byte) in (offset..).zip(data.iter_mut()) {
             *byte = match usize::try_from(at).ok().and_then(|at| self.bytes.get(at)) {
                 Some(value) if at == status && interrupt => {
-                    value | Status::INTERRUPT_STATUS.bits().to_le_bytes()[0]
+                    value | StatusRegister::INTERRUPT_STATUS.bits().to_le_bytes()[0]
                 }
                 Some(value) => *value,
                 None => 0xff,
@@ -284,7 +284,7 @@ fn fields(info: &FunctionInfo, msix: MsixPlace) -> Vec<Field> {
         ro(header::VENDOR_ID, 2, info.vendor_id.into()),
         ro(header::DEVICE_ID, 2, info.device_id.into()),
         rw(header::COMMAND, 2, 0, command.bits().into()),
-        ro(header::STATUS, 2, Status::CAPABILITIES_LIST.bits().into()),
+        ro(header::STATUS, 2, StatusRegister::CAPABILITIES_LIST.bits().into()),
         ro(header::REVISION_ID, 1, info.revision.into()),
         ro(header::CLASS_CODE, 3, u32::from_le_bytes([interface, sub, base, 0])),
         rw(header::CACHE_LINE_SIZE, 1, 0, 0xff),

@@ -21,7 +21,7 @@ use rustix::thread::CpuSet;
 use crate::endpoint::Endpoint;
 use crate::function::{Function, Health, Work};
 use crate::operations::Operations;
-use crate::pace::{Next, Pace};
+use crate::pace::{NextStep, Pace};
 
 type Job = Box<dyn FnOnce(&mut Endpoint) + Send>;
 
@@ -334,11 +334,11 @@ impl<'a> Runner<'a> {
                 Work::Asleep(_) => {}
             }
             match self.pace.after(work, || self.endpoint.clock()) {
-                Next::Poll => {}
-                Next::Yield => std::thread::yield_now(),
-                Next::Move => self.go_elsewhere(),
-                Next::Check => self.endpoint.check_user(),
-                Next::Sleep(deadline) => self.sleep(deadline),
+                NextStep::Poll => {}
+                NextStep::Yield => std::thread::yield_now(),
+                NextStep::Move => self.go_elsewhere(),
+                NextStep::Check => self.endpoint.check_user(),
+                NextStep::Sleep(deadline) => self.sleep(deadline),
             }
         }
     }

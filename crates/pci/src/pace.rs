@@ -49,7 +49,7 @@ const LASTING: u64 = 8;
 
 /// What an engine does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum NextStep {
     /// Poll again at once: there may be work.
     Poll,
     /// Lets others have the processor, if any want it, and polls.
@@ -137,7 +137,7 @@ impl Pace {
 
     /// What follows a poll that found `work`.
     #[inline]
-    pub fn after(&mut self, work: Work, clock: impl FnOnce() -> u64) -> Next {
+    pub fn after(&mut self, work: Work, clock: impl FnOnce() -> u64) -> NextStep {
         match work {
             Work::Done => {
                 if let Some(since) = self.watching_since.take() {
@@ -147,40 +147,40 @@ impl Pace {
                 }
                 self.polls = self.polls.wrapping_add(1);
                 if self.polls.is_multiple_of(POLLS_PER_CLOCK) && self.disturbed(clock()) {
-                    return Next::Check;
+                    return NextStep::Check;
                 }
-                Next::Poll
+                NextStep::Poll
             }
             Work::Idle => {
                 self.polls = self.polls.wrapping_add(1);
                 let turns = self.now_ns < self.turns_until;
                 if !turns && !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
-                    return Next::Poll;
+                    return NextStep::Poll;
                 }
                 self.look(clock())
             }
             Work::Watch(limit_ns) => self.watch(limit_ns, clock),
-            Work::Asleep(deadline) => Next::Sleep(deadline),
+            Work::Asleep(deadline) => NextStep::Sleep(deadline),
         }
     }
 
     /// Nothing is to be done, and what comes next does not ring.
-    fn watch(&mut self, limit_ns: u64, clock: impl FnOnce() -> u64) -> Next {
+    fn watch(&mut self, limit_ns: u64, clock: impl FnOnce() -> u64) -> NextStep {
         if self.watching_since.is_none() {
             self.polls = self.polls.wrapping_add(1);
             if !self.polls.is_multiple_of(POLLS_PER_CLOCK) {
-                return Next::Poll;
+                return NextStep::Poll;
             }
             match self.look(clock()) {
-                Next::Sleep(_) => self.watching_since = self.asleep_since.take(),
+                NextStep::Sleep(_) => self.watching_since = self.asleep_since.take(),
                 other => return other,
             }
         }
-        Next::Sleep(Some(self.now_ns.saturating_add(limit_ns)))
+        NextStep::Sleep(Some(self.now_ns.saturating_add(limit_ns)))
     }
 
     /// Looks at the clock in the middle of a spin.
-    fn look(&mut self, now_ns: u64) -> Next {
+    fn look(&mut self, now_ns: u64) -> NextStep {
         let since_last = now_ns.saturating_sub(self.now_ns);
         self.now_ns = now_ns;
         let yielded = std::mem::take(&mut self.yielded);
@@ -192,7 +192,7 @@ impl Pace {
         if since_last > GAP_NS {
             // The time in which it did not run was no spin.
             self.idle_since = Some(now_ns);
-            return Next::Check;
+            return NextStep::Check;
         }
         if std::mem::take(&mut self.shared) {
             if now_ns.saturating_sub(self.moved_ns) >= self.stay_ns {
@@ -202,7 +202,7 @@ impl Pace {
                 self.moved_ns = now_ns;
                 // The time that somebody else had was no spin.
                 self.idle_since = Some(now_ns);
-                return Next::Move;
+                return NextStep::Move;
             }
             let until = self.moved_ns.saturating_add(self.stay_ns);
             match since_last <= self.spin.longest_ns() {
@@ -217,13 +217,13 @@ impl Pace {
         let budget = if turns { self.spin.longest_ns() } else { self.spin.budget_ns() };
         if crowded || spun >= budget {
             self.asleep_since = self.idle_since;
-            return Next::Sleep(None);
+            return NextStep::Sleep(None);
         }
         if turns || spun >= ALONE_NS {
             self.yielded = true;
-            return Next::Yield;
+            return NextStep::Yield;
         }
-        Next::Poll
+        NextStep::Poll
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
         let (spin, mut now) = (AdaptiveSpin::default(), 0);
         let before = spin.budget_ns();
         let mut pace = Pace::new(spin, now);
-        assert_eq!(self::spin(&mut pace, &mut now, 0), Next::Sleep(None));
+        assert_eq!(self::spin(&mut pace, &mut now, 0), NextStep::Sleep(None));
         pace.stayed_awake();
         pace.after(Work::Done, || now);
         // Long after, which would be the length of the sleep.
@@ -245,15 +245,15 @@ mod tests {
     }
 
     /// Polls that find nothing until something else than a poll follows, a microsecond for each look.
-    fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> Next {
+    fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> NextStep {
         for _ in 0..100_000 {
             let next = pace.after(Work::Idle, || {
                 *now += 1000;
                 *now
             });
             match next {
-                Next::Poll => {}
-                Next::Yield => *now += yield_ns,
+                NextStep::Poll => {}
+                NextStep::Yield => *now += yield_ns,
                 other => return other,
             }
         }
@@ -266,7 +266,7 @@ mod tests {
         let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
         now += 10 * STAY_NS;
         pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
     }
 
     /// Where nobody rings, an engine that found nothing looks from time to time, without a spin at each look, and
@@ -284,25 +284,25 @@ mod tests {
                     *now += 1000;
                     *now
                 }) {
-                    Next::Poll | Next::Yield => {}
+                    NextStep::Poll | NextStep::Yield => {}
                     other => return other,
                 }
             }
             panic!("it spins for ever");
         };
         let slept = next(&mut pace, &mut now, Work::Watch(50_000));
-        assert_eq!(slept, Next::Sleep(Some(now + 50_000)));
+        assert_eq!(slept, NextStep::Sleep(Some(now + 50_000)));
         for _ in 0..10 {
             now += 50_000;
             assert!(!pace.disturbed(now));
             // The very next poll.
             let looked = pace.after(Work::Watch(60_000), || panic!("the time is known"));
-            assert_eq!(looked, Next::Sleep(Some(now + 60_000)));
+            assert_eq!(looked, NextStep::Sleep(Some(now + 60_000)));
         }
         assert_eq!(pace.spin.budget_ns(), budget, "what has not ended teaches nothing");
         pace.after(Work::Done, || now);
         assert!(pace.spin.budget_ns() < budget, "so long a wait is no spin's");
-        assert_eq!(pace.after(Work::Watch(50_000), || now), Next::Poll);
+        assert_eq!(pace.after(Work::Watch(50_000), || now), NextStep::Poll);
     }
 
     #[test]
@@ -311,8 +311,8 @@ mod tests {
         let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
         now += 10 * STAY_NS;
         pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 3_000_000), Next::Move);
-        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 3_000_000), NextStep::Move);
+        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
     }
 
     #[test]
@@ -321,8 +321,8 @@ mod tests {
         let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
         now += 10 * STAY_NS;
         pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), Next::Check);
-        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), Next::Move);
+        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), NextStep::Check);
+        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), NextStep::Move);
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
                     pace.after(work, || {
                         now += step + 1;
                         now
-                    }) == Next::Check
+                    }) == NextStep::Check
                 });
                 assert_eq!(checks.count(), if step == GAP_NS { 4 } else { 0 }, "{work:?} {step}");
             }
@@ -349,17 +349,17 @@ mod tests {
         let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
         // It moved, and is not alone there either.
         pace.moved_ns = now;
-        assert_eq!(spin(&mut pace, &mut now, 100_000), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 100_000), NextStep::Sleep(None));
         now += 10_000;
         pace.disturbed(now);
         let begun = now;
-        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
         assert!(now - begun <= 2 * ALONE_NS, "{} ns", now - begun);
         // Later it tries again.
         now += 10 * STAY_NS;
         pace.disturbed(now);
         let begun = now;
-        assert_eq!(spin(&mut pace, &mut now, 300), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
         assert!(now - begun > 3 * ALONE_NS, "{} ns", now - begun);
     }
 
@@ -376,24 +376,24 @@ mod tests {
                 *now += 100;
                 *now
             });
-            if next != Next::Poll {
+            if next != NextStep::Poll {
                 return next;
             }
         };
-        assert_eq!(look(&mut pace, &mut now), Next::Yield);
+        assert_eq!(look(&mut pace, &mut now), NextStep::Yield);
         let (begun, mut yields) = (now + turn, 0);
         for _ in 0..20 {
             now += turn;
-            assert_eq!(look(&mut pace, &mut now), Next::Yield);
+            assert_eq!(look(&mut pace, &mut now), NextStep::Yield);
             pace.after(Work::Done, || now);
             yields += 1;
         }
         assert!(now - begun < yields * (turn + 2 * 100), "it spins between its turns");
         let slept = spin(&mut pace, &mut now, turn);
-        assert_eq!(slept, Next::Sleep(None), "nothing came in {} ns", pace.spin.longest_ns());
+        assert_eq!(slept, NextStep::Sleep(None), "nothing came in {} ns", pace.spin.longest_ns());
         // Somebody who does not give it back.
         pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 3_000_000), Next::Sleep(None));
+        assert_eq!(spin(&mut pace, &mut now, 3_000_000), NextStep::Sleep(None));
         assert!(now < pace.crowded_until && pace.turns_until == 0);
     }
 
@@ -404,7 +404,7 @@ mod tests {
         let mut moves = 0;
         while now < 10_000_000_000 {
             pace.disturbed(now);
-            moves += u32::from(spin(&mut pace, &mut now, 3_000_000) == Next::Move);
+            moves += u32::from(spin(&mut pace, &mut now, 3_000_000) == NextStep::Move);
         }
         assert!((5..60).contains(&moves), "{moves} moves in ten seconds");
     }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use rackbus_memory::{SharedMemory, Stream};
 use rackbus_pci::vfio_user::LocalFunction;
 use rackbus_spec::vfio_user::{
-    DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, RegionAccess, RegionInfo,
+    DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, MessageHeader, RegionAccess, RegionInfo,
     RegionInfoFlags, command, irq, region,
 };
 use rustix::io::Errno;
@@ -45,16 +45,16 @@ impl Raw {
     fn send(&mut self, command: u16, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> u16 {
         let message_id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
-        let message_size = (size_of::<Header>() + body.len()) as u32;
-        let header = Header { message_id, command, message_size, flags, error: 0 };
+        let message_size = (size_of::<MessageHeader>() + body.len()) as u32;
+        let header = MessageHeader { message_id, command, message_size, flags, error: 0 };
         Stream::send(&self.stream, &[header.as_bytes(), body], fds).unwrap();
         message_id
     }
 
-    fn reply(&mut self) -> (Header, Vec<u8>) {
-        let mut head = [0; size_of::<Header>()];
+    fn reply(&mut self) -> (MessageHeader, Vec<u8>) {
+        let mut head = [0; size_of::<MessageHeader>()];
         self.stream.read_exact(&mut head).unwrap();
-        let header = Header::read_from_bytes(&head).unwrap();
+        let header = MessageHeader::read_from_bytes(&head).unwrap();
         let mut body = vec![0; header.message_size as usize - head.len()];
         self.stream.read_exact(&mut body).unwrap();
         (header, body)
@@ -110,7 +110,7 @@ fn negotiation_comes_first_once_and_stays_short() {
     let reply = raw.request(command::VERSION, &body, &[]).unwrap();
     assert_eq!(reply[..4], [0, 0, 0, 0], "version 0.0");
     assert_eq!(reply.last(), Some(&0), "terminated");
-    assert!(reply.len() + size_of::<Header>() <= 214, "it fits QEMU's buffer");
+    assert!(reply.len() + size_of::<MessageHeader>() <= 214, "it fits QEMU's buffer");
     let text: serde_json::Value = serde_json::from_slice(&reply[4..reply.len() - 1]).unwrap();
     assert_eq!(text["capabilities"]["max_msg_fds"], 8);
     assert_eq!(raw.request(command::VERSION, &body, &[]), Err(Errno::INVAL), "only once");
@@ -122,7 +122,8 @@ fn wrong_lengths_end_the_conversation_and_nothing_else() {
     let function = serve_copier();
     for size in [0u32, 15, u32::MAX, (1 << 20) + 65] {
         let mut raw = Raw::negotiated(&function);
-        let header = Header { message_id: 9, command: 4, message_size: size, flags: 0, error: 0 };
+        let header =
+            MessageHeader { message_id: 9, command: 4, message_size: size, flags: 0, error: 0 };
         raw.stream.write_all(header.as_bytes()).unwrap();
         let (reply, _) = raw.reply();
         assert_eq!((reply.message_id, reply.flags), (9, REPLY | ERROR));
@@ -138,7 +139,7 @@ fn wrong_lengths_are_answered_only_to_requests() {
     let function = serve_copier();
     for flags in [NO_REPLY, REPLY] {
         let mut raw = Raw::negotiated(&function);
-        let header = Header { message_id: 9, command: 4, message_size: 15, flags, error: 0 };
+        let header = MessageHeader { message_id: 9, command: 4, message_size: 15, flags, error: 0 };
         raw.stream.write_all(header.as_bytes()).unwrap();
         let mut rest = Vec::new();
         raw.stream.read_to_end(&mut rest).expect("the server closes the connection");
@@ -313,8 +314,13 @@ fn a_client_that_stops_reading_harms_nobody_else() {
     raw.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let access = RegionAccess { offset: 0, region: region::CONFIG, count: 4096 };
     let message_size = 32;
-    let header =
-        Header { message_id: 1, command: command::REGION_READ, message_size, flags: 0, error: 0 };
+    let header = MessageHeader {
+        message_id: 1,
+        command: command::REGION_READ,
+        message_size,
+        flags: 0,
+        error: 0,
+    };
     while Stream::send(&raw.stream, &[header.as_bytes(), access.as_bytes()], &[]).is_ok() {}
     let other = serve_copier();
     let client = connect(&other);

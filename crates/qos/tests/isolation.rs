@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use rackbus_qos::simulation::by_size::BySize;
-use rackbus_qos::simulation::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
+use rackbus_qos::simulation::{Load, MessageArrivals, MessageCosts, Policy, TenantReport, run};
 use rackbus_qos::{
     Capacity, EngineProfile, LevelAdmission, MessageRoundRobin, Point, SECOND, ServiceLevel,
     SharingSettings, TenantArbiter, TenantId, TenantShare,
@@ -24,7 +24,7 @@ const DEFLATE: (f64, f64) = (2000.0, 7.0);
 fn load(size: u64, (fixed_ns, byte_ns): (f64, f64)) -> Load {
     let cost = fixed_ns + size as f64 * byte_ns;
     let depth = (4.0 * SLICE_NS as f64 / cost).ceil().max(64.0) as u32;
-    Load { arrivals: Arrivals::Closed { depth }, ..Load::steady(size, fixed_ns, byte_ns) }
+    Load { arrivals: MessageArrivals::Closed { depth }, ..Load::steady(size, fixed_ns, byte_ns) }
 }
 
 fn of_content(load: Load, factor: f64) -> Load {
@@ -240,7 +240,8 @@ fn a_minimum_that_is_not_kept_is_on_record() {
         };
         // One engine does some 298 MB/s of it.
         let shares = [promised(250_000_000), promised(250_000_000), promised(100_000_000)];
-        let seldom = Load { arrivals: Arrivals::Open { per_second: 1000 }, ..load(4096, SHA3) };
+        let seldom =
+            Load { arrivals: MessageArrivals::Open { per_second: 1000 }, ..load(4096, SHA3) };
         let loads = [load(4096, SHA3), load(4096, SHA3), seldom];
         let mut arbiter = shaped(&shares, 1);
         run(&mut arbiter, 1, &loads, 3 * SECOND, seed);
@@ -297,7 +298,7 @@ fn what_is_left_is_shared_by_weight_with_who_pauses_too() {
             let shares = weights.map(|weight| TenantShare { weight, ..TenantShare::default() });
             let always = load(4096, SHA3);
             let pauses =
-                Load { think_ns, arrivals: Arrivals::Closed { depth: 1 }, ..always.clone() };
+                Load { think_ns, arrivals: MessageArrivals::Closed { depth: 1 }, ..always.clone() };
             let loads = [pauses, always.clone(), always];
             let reports = run(&mut shaped(&shares, engines), engines, &loads, SECOND, seed);
             let got: Vec<u64> = reports.iter().map(|report| report.total().engine_ns).collect();
@@ -326,7 +327,7 @@ fn a_victims_latency_under_attack_is_as_alone_and_one_slice() {
         {
             let (_, mut shares, mut loads) = sold(&["sha3-512 400 Mbit/s message 4KiB"], 1, 0);
             // A third of what was bought, as requests come.
-            loads[0].arrivals = Arrivals::Open { per_second: 4000 };
+            loads[0].arrivals = MessageArrivals::Open { per_second: 4000 };
             let alone = run(&mut shaped(&shares, 1), 1, &loads, SECOND / 5, seed);
             shares.resize(tenants, TenantShare::default());
             loads.resize(tenants, attack.clone());

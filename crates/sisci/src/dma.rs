@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rackbus_memory::copy::{
-    CopyEngine, CopyEngineOptions, CopyLocation, Parties, Ticket, Transaction, TransactionState,
+    CopyEngine, CopyEngineOptions, CopyLocation, Ticket, Transaction, TransactionState,
+    TransferParties,
 };
 
 use crate::calling::Calling;
@@ -113,7 +114,7 @@ impl SubmittedEnds {
     }
 }
 
-impl Parties for SubmittedEnds {
+impl TransferParties for SubmittedEnds {
     /// Bytes from or for somebody who is gone did not arrive; those for another machine arrive here.
     fn are_gone(&self) -> bool {
         let ends = self.lock();

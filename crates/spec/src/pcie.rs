@@ -18,7 +18,7 @@ pub mod header {
     pub const DEVICE_ID: u16 = 0x02;
     /// Command register, 16 bits: what the function may do; see [`Command`](super::Command).
     pub const COMMAND: u16 = 0x04;
-    /// Status register, 16 bits: what the function reports; see [`Status`](super::Status).
+    /// Status register, 16 bits: what the function reports; see [`StatusRegister`](super::StatusRegister).
     pub const STATUS: u16 = 0x06;
     /// Revision ID, 8 bits.
     pub const REVISION_ID: u16 = 0x08;
@@ -62,7 +62,7 @@ bitflags! {
 bitflags! {
     /// The status register (section 7.5.1.1.4), the bits used here.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Status: u16 {
+    pub struct StatusRegister: u16 {
         /// An interrupt of the pin waits, whether or not the command register lets it out.
         const INTERRUPT_STATUS = 1 << 3;
         /// There is a capabilities list.

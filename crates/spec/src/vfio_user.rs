@@ -62,13 +62,13 @@ bitflags! {
     }
 }
 
-/// Bits of [`Header::flags`] that hold the message type: 0 command, 1 reply.
+/// Bits of [`MessageHeader::flags`] that hold the message type: 0 command, 1 reply.
 pub const TYPE_MASK: u32 = 0xf;
 
 /// First 16 bytes of every message ("Header").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-pub struct Header {
+pub struct MessageHeader {
     /// Chosen by the sender, copied into the reply. May repeat.
     pub message_id: u16,
     /// What the message is about, one of [`command`]; a reply has its request's.
@@ -378,7 +378,7 @@ pub mod irq {
 }
 
 const _: () = {
-    assert!(size_of::<Header>() == 16);
+    assert!(size_of::<MessageHeader>() == 16);
     assert!(size_of::<Version>() == 4);
     assert!(size_of::<DmaMap>() == 32);
     assert!(size_of::<DmaUnmap>() == 24);

@@ -17,12 +17,12 @@ use crate::session::lock;
 #[derive(Debug)]
 pub struct DeviceMapping {
     address: u64,
-    _what: What,
+    _what: MappedTarget,
 }
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "it is held, and ends with the mapping")]
-enum What {
+enum MappedTarget {
     Memory(Arc<DmaFollower>),
     /// The device whose BAR it is; windows to it are there as long as both are.
     Peer(Option<DeviceSegment>),
@@ -30,11 +30,14 @@ enum What {
 
 impl DeviceMapping {
     pub(super) fn of_memory(follower: Arc<DmaFollower>) -> DeviceMapping {
-        DeviceMapping { address: follower.address + follower.lead, _what: What::Memory(follower) }
+        DeviceMapping {
+            address: follower.address + follower.lead,
+            _what: MappedTarget::Memory(follower),
+        }
     }
 
     pub(super) fn of_peer(address: u64, device: Option<DeviceSegment>) -> DeviceMapping {
-        DeviceMapping { address, _what: What::Peer(device) }
+        DeviceMapping { address, _what: MappedTarget::Peer(device) }
     }
 
     /// The address at which the device finds its first byte.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::machine::{Regime, wait_quiet};
 use crate::report::{Case, ResultRow, median};
 use crate::{BenchError, Report};
-use system::{ProgramPlace, RackWithGuests};
+use system::{MeasuredGuests, ProgramPlace};
 
 /// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let system = match RackWithGuests::start(&settings.dir) {
+    let system = match MeasuredGuests::start(&settings.dir) {
         Ok(system) => system,
         Err(error) => {
             report.left_out("guests", &error.0);
@@ -62,7 +62,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
 struct Bench<'a> {
     settings: &'a Settings,
     report: &'a mut Report,
-    system: RackWithGuests,
+    system: MeasuredGuests,
 }
 
 /// A number of a JSON object.

@@ -48,7 +48,7 @@ enum Program {
 
 /// The rack and its guests.
 #[derive(Debug)]
-pub(super) struct RackWithGuests {
+pub(super) struct MeasuredGuests {
     guests: Vec<Guest>,
     folder: PathBuf,
     rack: RackProcesses,
@@ -56,8 +56,8 @@ pub(super) struct RackWithGuests {
     pub accel: String,
 }
 
-impl RackWithGuests {
-    pub(super) fn start(dir: &Path) -> Result<RackWithGuests> {
+impl MeasuredGuests {
+    pub(super) fn start(dir: &Path) -> Result<MeasuredGuests> {
         let accel = Assets::of_user().accel()?.to_string().to_uppercase();
         let file = dir.join("rack.toml");
         std::fs::write(&file, RACK)?;
@@ -76,7 +76,7 @@ impl RackWithGuests {
             guest.release();
             rack.json(&["guest", "install", guest.name(), "--from", &from])?;
         }
-        Ok(RackWithGuests { guests, folder, rack, accel })
+        Ok(MeasuredGuests { guests, folder, rack, accel })
     }
 
     fn begin(&mut self, place: ProgramPlace, program: &str, arguments: &str) -> Result<Program> {
@@ -120,7 +120,7 @@ impl RackWithGuests {
         options: &str,
     ) -> Result<String> {
         let program = self.begin(place, program, options)?;
-        RackWithGuests::end(place, program)
+        MeasuredGuests::end(place, program)
     }
 
     /// Runs a program at an owner and at a user of its memory, with the arguments for the owner's node id, or
@@ -135,8 +135,8 @@ impl RackWithGuests {
         let id = sisci::node_id(&self.rack, owner.name())?;
         let owns = self.begin(owner, program, &arguments(None))?;
         let uses = self.begin(user, program, &arguments(Some(id)))?;
-        let printed = RackWithGuests::end(user, uses)?;
-        RackWithGuests::end(owner, owns)?;
+        let printed = MeasuredGuests::end(user, uses)?;
+        MeasuredGuests::end(owner, owns)?;
         Ok(printed)
     }
 
@@ -151,8 +151,8 @@ impl RackWithGuests {
         let answers = self.begin(server, tool, &format!("-server -rn {}", client.name()))?;
         let arguments = format!("-client -rn {} -json {options}", server.name());
         let measures = self.begin(client, tool, &arguments)?;
-        let printed = RackWithGuests::end(client, measures)?;
-        RackWithGuests::end(server, answers)?;
+        let printed = MeasuredGuests::end(client, measures)?;
+        MeasuredGuests::end(server, answers)?;
         Ok(printed)
     }
 

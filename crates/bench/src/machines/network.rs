@@ -10,7 +10,7 @@ use rackbus_netdev::namespace;
 
 use crate::BenchError;
 use crate::network::TrafficEnds;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 
 use super::failed;
 
@@ -98,7 +98,7 @@ impl MachineNetwork {
     /// # Errors
     /// When they do not come up.
     pub fn start(dir: &Path, mtu: u16) -> Result<Option<MachineNetwork>, BenchError> {
-        let Some(program) = RackProcesses::find().filter(|_| rustix::process::geteuid().is_root())
+        let Some(program) = BenchRack::find().filter(|_| rustix::process::geteuid().is_root())
         else {
             return Ok(None);
         };

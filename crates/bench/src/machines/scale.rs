@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::failed;
 use crate::BenchError;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 use crate::report::Report;
 
 /// The rack's name.
@@ -135,7 +135,7 @@ fn etcd(dir: &Path) -> Result<Option<(Running, String)>, BenchError> {
 impl Lab {
     /// `None` where there is no such store, or no `rackbus`.
     fn start(dir: &Path, kind: StoreKind) -> Result<Option<Lab>, BenchError> {
-        let Some(program) = RackProcesses::find() else { return Ok(None) };
+        let Some(program) = BenchRack::find() else { return Ok(None) };
         let dir = dir.join("scale");
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).map_err(BenchError::io("making the rack's folder"))?;

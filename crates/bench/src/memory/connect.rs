@@ -8,7 +8,7 @@ use rackbus_attach::{AttachError, LocalSegment, NodeId, Session};
 use rustix::net::{RecvFlags, SocketType};
 
 use super::pingpong::one_way;
-use super::plain::Passing;
+use super::plain::FilePassing;
 use super::system::Socket;
 use super::{Bench, typical};
 use crate::BenchError;
@@ -31,7 +31,7 @@ impl Bench<'_> {
         // A program that ends a connection does not wait for its node to do that. This waits until it has, so that what
         // one round leaves to it is not measured in the next; the last case measures both.
         let settle = || user.segments().map(drop);
-        let passing = Passing::new()?;
+        let passing = FilePassing::new()?;
         let (mut near, mut far) = Socket::pair(SocketType::SEQPACKET, RecvFlags::empty())?;
         self.pairs(
             (

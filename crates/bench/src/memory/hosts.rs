@@ -5,19 +5,19 @@ use std::path::Path;
 use rackbus_attach::{AttachError, LocalSegment, Location, Mapping, SegmentOptions, Session};
 
 use crate::BenchError;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 
 const RACK: &str =
     "name = \"bench\"\n[hosts.alpha]\nmemory = \"8 GiB\"\n[hosts.beta]\nmemory = \"8 GiB\"\n";
 
 /// See the module's documentation. The client's thread is on `beta`, the other one on `alpha`.
-pub struct Hosts {
+pub struct HostPair {
     /// A program on the host alpha.
     pub alpha: Session,
     /// A program on the host beta.
     pub beta: Session,
     next: u32,
-    _rack: RackProcesses,
+    _rack: BenchRack,
 }
 
 /// A segment as its owner has it, and as the other host maps it.
@@ -30,18 +30,18 @@ pub struct SharedSegment {
     _connection: rackbus_attach::RemoteSegment,
 }
 
-impl Hosts {
+impl HostPair {
     /// Starts the rack; `None` when there is no `rackbus` to start it with.
     ///
     /// # Errors
     /// When it does not come up.
-    pub fn start(dir: &Path) -> Result<Option<Hosts>, BenchError> {
-        let Some(rack) = RackProcesses::start(dir, RACK)? else { return Ok(None) };
+    pub fn start(dir: &Path) -> Result<Option<HostPair>, BenchError> {
+        let Some(rack) = BenchRack::start(dir, RACK)? else { return Ok(None) };
         let session = |host: &str| {
             Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() })
         };
         let (alpha, beta) = (session("alpha")?, session("beta")?);
-        Ok(Some(Hosts { alpha, beta, next: 1, _rack: rack }))
+        Ok(Some(HostPair { alpha, beta, next: 1, _rack: rack }))
     }
 
     /// A segment of alpha's of `bytes`, all of it touched.

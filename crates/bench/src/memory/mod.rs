@@ -19,7 +19,7 @@ mod system;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use hosts::Hosts;
+use hosts::HostPair;
 
 use crate::machine::{CLIENT_CPU, Regime, pin, wait_quiet};
 use crate::report::{Case, median};
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let load = wait_quiet(0.5, settings.patience);
     let (name, runs) = (regime.name(), settings.runs);
     report.note(&format!("regime: {name}; load before: {load:.2}; {runs} runs each"));
-    let Some(hosts) = Hosts::start(&settings.dir)? else {
+    let Some(hosts) = HostPair::start(&settings.dir)? else {
         report.left_out("memory", "there is no rackbus beside this program");
         return Ok(());
     };
@@ -68,11 +68,11 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
 struct Bench<'a> {
     settings: &'a Settings,
     report: &'a mut Report,
-    hosts: Hosts,
+    hosts: HostPair,
 }
 
 /// What is compared, as [`Case`] has it: what is done, who the other one is, the unit of both.
-type What<'a> = (&'a str, &'a str, &'static str);
+type CaseLabel<'a> = (&'a str, &'a str, &'static str);
 
 impl Bench<'_> {
     fn wanted(&self, case: &str) -> bool {
@@ -82,7 +82,7 @@ impl Bench<'_> {
     /// Measures both in turns and adds the row: its ratio is ours to the other one's.
     fn pairs(
         &mut self,
-        what: What<'_>,
+        what: CaseLabel<'_>,
         ours: impl FnMut() -> Result<f64, BenchError>,
         peer: impl FnMut() -> Result<f64, BenchError>,
     ) -> Result<(), BenchError> {
@@ -92,7 +92,7 @@ impl Bench<'_> {
     /// The same, with another way to compare.
     fn related(
         &mut self,
-        (case, peer_name, unit): What<'_>,
+        (case, peer_name, unit): CaseLabel<'_>,
         ours: impl FnMut() -> Result<f64, BenchError>,
         peer: impl FnMut() -> Result<f64, BenchError>,
         relate: fn(f64, f64) -> f64,

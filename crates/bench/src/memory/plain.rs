@@ -219,18 +219,18 @@ impl PingPongEnd for Buffers {
 
 /// A socket on which memory files are passed.
 #[derive(Debug)]
-pub struct Passing(OwnedFd, OwnedFd);
+pub struct FilePassing(OwnedFd, OwnedFd);
 
-impl Passing {
+impl FilePassing {
     /// Both ends, in this process.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new() -> Result<Passing, BenchError> {
+    pub fn new() -> Result<FilePassing, BenchError> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
         let (one, other) = pair.map_err(|errno| BenchError::io("making a socket")(errno.into()))?;
-        Ok(Passing(one, other))
+        Ok(FilePassing(one, other))
     }
 
     /// Makes a memory file of `bytes`, maps it, passes it, maps what came, touches both, and lets

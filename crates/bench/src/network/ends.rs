@@ -7,11 +7,11 @@ use rackbus_netdev::namespace;
 
 use super::TrafficEnds;
 use crate::BenchError;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 
 /// A rack of two hosts with interfaces, while it lives.
 pub struct NetworkRack {
-    _rack: RackProcesses,
+    _rack: BenchRack,
     /// The namespaces of the hosts alpha and beta.
     pub pair: TrafficEnds,
 }
@@ -25,7 +25,7 @@ impl NetworkRack {
         let name = format!("bench{}", std::process::id());
         let text =
             format!("name = \"{name}\"\n[network]\nmtu = {mtu}\n[hosts.alpha]\n[hosts.beta]\n");
-        let Some(rack) = RackProcesses::start(dir, &text)? else { return Ok(None) };
+        let Some(rack) = BenchRack::start(dir, &text)? else { return Ok(None) };
         rack.net_up()?;
         let open = |host: &str| namespace::open(&format!("rackbus-{name}-{host}"));
         let failed = || BenchError::io("opening a host's namespace");

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use rackbus_driver::net::{Net, NetError, NetOptions};
 use rackbus_netdev::namespace;
-use rackbus_spec::virtio::net::Header;
+use rackbus_spec::virtio::net::NetHeader;
 
 use super::ends::ip;
 use crate::BenchError;
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 
 /// Where the third machine is, and the port that it answers at.
 const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 200, 1);
@@ -83,7 +83,7 @@ pub struct Outside {
     /// The function that another host has borrowed.
     pub borrower: BenchStation,
     stop: Arc<AtomicBool>,
-    _rack: RackProcesses,
+    _rack: BenchRack,
     _beyond: Beyond,
 }
 
@@ -100,7 +100,7 @@ impl Outside {
             std::process::id(),
             beyond.cable
         );
-        let Some(rack) = RackProcesses::start(dir, &text)? else { return Ok(None) };
+        let Some(rack) = BenchRack::start(dir, &text)? else { return Ok(None) };
         rack.net_up()?;
         let stop = Arc::new(AtomicBool::new(false));
         let count = beyond.serve(&stop)?;
@@ -168,7 +168,7 @@ impl BenchStation {
         let (begun, mut trips, mut back) = (Instant::now(), Vec::new(), Vec::new());
         while begun.elapsed() < time || trips.is_empty() {
             let sent = Instant::now();
-            self.net.send(0, &Header::default(), &frame).map_err(driving)?;
+            self.net.send(0, &NetHeader::default(), &frame).map_err(driving)?;
             self.net.flush(0).map_err(driving)?;
             // What is for all comes here, too.
             while !(back.len() == frame.len() && back[6..12] == MAC) {
@@ -201,7 +201,7 @@ impl BenchStation {
         let (begun, before) = (Instant::now(), self.count.load(Ordering::Relaxed));
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                if !self.net.send(0, &Header::default(), &frame).map_err(driving)? {
+                if !self.net.send(0, &NetHeader::default(), &frame).map_err(driving)? {
                     std::thread::yield_now();
                     break;
                 }

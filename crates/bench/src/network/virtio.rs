@@ -12,10 +12,10 @@ use rackbus_devices::nic::{Nic, NicCounters, NicOptions};
 use rackbus_driver::net::{Net, NetOptions};
 use rackbus_memory::{DmaSlice, Event, SharedMemory};
 use rackbus_net::port::MAX_FRAME;
-use rackbus_net::{Frame, MacAddress, NetworkPort, Offload, Sent};
+use rackbus_net::{Frame, MacAddress, NetworkPort, Offload, SendOutcome};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::serve_function;
-use rackbus_spec::virtio::net::Header;
+use rackbus_spec::virtio::net::NetHeader;
 
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
@@ -54,7 +54,7 @@ impl NetworkPort for Counting {
 
     fn attend(&mut self, _on: bool) {}
 
-    fn send(&mut self, _offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+    fn send(&mut self, _offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
         self.at = (self.at + 1) % HELD;
         let mut place = self.at * ROOM;
         let end = place + ROOM;
@@ -63,7 +63,7 @@ impl NetworkPort for Counting {
             place += room.copy_from_slice(*part);
         }
         self.count.store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Sent::Done
+        SendOutcome::Done
     }
 
     fn flush(&mut self) {}
@@ -135,7 +135,7 @@ impl Driven {
         let (begun, before) = (Instant::now(), self.count.load(Ordering::Relaxed));
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                if !self.net.send(0, &Header::default(), &frame).map_err(failed)? {
+                if !self.net.send(0, &NetHeader::default(), &frame).map_err(failed)? {
                     break;
                 }
             }

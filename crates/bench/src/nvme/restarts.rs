@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use super::{Bench, DATA};
-use crate::rack::RackProcesses;
+use crate::rack::BenchRack;
 use crate::{BenchError, lent};
 
 impl Bench<'_> {
     /// The longest read of a driver while the node of its lender, or of its borrower, is restarted. The
     /// borrower's node only passes registers on: a busy queue goes on without it.
-    pub(super) fn restarts(&mut self, rack: &RackProcesses) -> Result<(), BenchError> {
+    pub(super) fn restarts(&mut self, rack: &BenchRack) -> Result<(), BenchError> {
         for (case, host) in [
             ("rack: longest read, lender restarted", "alpha"),
             ("rack: longest read, borrower restarted", "beta"),

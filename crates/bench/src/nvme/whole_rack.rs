@@ -8,7 +8,7 @@ use super::{As, Bench, DATA, READ_1, READ_32, SEQUENTIAL_8, Settings, WRITE_1, f
 use crate::BenchError;
 use crate::lent::{self, LenderProcess};
 use crate::machine::unpin;
-use crate::rack::{self, RackProcesses};
+use crate::rack::{self, BenchRack};
 use crate::report::{ResultRow, median};
 
 impl Bench<'_> {
@@ -17,7 +17,7 @@ impl Bench<'_> {
         let Settings { dir, .. } = self.settings.clone();
         // What is started is not to inherit where this thread was put.
         unpin();
-        let Some(rack) = RackProcesses::start(&dir, &rack::lending())? else {
+        let Some(rack) = BenchRack::start(&dir, &rack::lending())? else {
             self.report.left_out("whole rack", "the rackbus binary is not beside this one");
             return Ok(());
         };
@@ -62,7 +62,7 @@ impl Bench<'_> {
         }
         let Settings { dir, time, .. } = self.settings.clone();
         unpin();
-        let Some(rack) = RackProcesses::start(&dir, &rack::lending_files())? else {
+        let Some(rack) = BenchRack::start(&dir, &rack::lending_files())? else {
             self.report.left_out("placements", "the rackbus binary is not beside this one");
             return Ok(());
         };
@@ -90,7 +90,7 @@ impl Bench<'_> {
     }
 
     /// Lone reads through the rack, the driver pinned and the engine where it likes.
-    fn reads_through(&mut self, rack: &RackProcesses) -> Result<(), BenchError> {
+    fn reads_through(&mut self, rack: &BenchRack) -> Result<(), BenchError> {
         let case = "rack: 4k read qd1 memory";
         if !self.wanted(case) {
             return Ok(());
@@ -116,7 +116,7 @@ impl Bench<'_> {
 
     /// The same drive through the rack while its metrics are asked for ten times a second and its
     /// events are followed, and while nobody looks.
-    fn observed(&mut self, rack: &RackProcesses) -> Result<(), BenchError> {
+    fn observed(&mut self, rack: &BenchRack) -> Result<(), BenchError> {
         let cases =
             [("rack: 4k read qd1, observed", READ_1), ("rack: 4k read qd32, observed", READ_32)];
         for (case, load) in cases {
@@ -144,7 +144,7 @@ impl Bench<'_> {
 
     /// Lone reads through the rack by programs that are started anew, with nothing pinned: the
     /// system puts driver and engine where it likes.
-    fn unpinned_starts(&mut self, rack: &RackProcesses) -> Result<(), BenchError> {
+    fn unpinned_starts(&mut self, rack: &BenchRack) -> Result<(), BenchError> {
         const STARTS: usize = 20;
         let name = |nth: usize| format!("rack: 4k read qd1, start {nth} of {STARTS} by time");
         let places = [1, STARTS / 2, STARTS - 1, STARTS];

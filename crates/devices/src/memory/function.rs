@@ -10,7 +10,7 @@ use rackbus_pci::{
 use serde::{Deserialize, Serialize};
 
 use super::CLASS;
-use super::medium::Port;
+use super::medium::MemoryPort;
 use super::span::{MemorySpan, SpanError};
 use crate::class::FrontError;
 
@@ -114,7 +114,7 @@ pub struct MemoryFunction {
     /// A front elsewhere has the medium.
     served: bool,
     /// What serves it to a front on another machine.
-    pub(super) port: Option<Port>,
+    pub(super) port: Option<MemoryPort>,
     /// What came with a saved state that is to be restored.
     pub(super) inherited: InheritedEnd,
 }
@@ -219,11 +219,11 @@ impl Function for MemoryFunction {
     }
 
     fn park(&mut self, _bus: &Bus<'_>) -> bool {
-        self.port.as_mut().is_none_or(Port::rest)
+        self.port.as_mut().is_none_or(MemoryPort::rest)
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.port.as_ref().and_then(Port::wake_fd)
+        self.port.as_ref().and_then(MemoryPort::wake_fd)
     }
 
     fn serve_medium(&mut self, carried: Option<Carried>) -> Result<MediumOffer, MediumRefused> {
@@ -235,7 +235,7 @@ impl Function for MemoryFunction {
         let files = match carried {
             None => vec![file],
             Some(carried) => {
-                self.port = Some(Port::carried(carried)?);
+                self.port = Some(MemoryPort::carried(carried)?);
                 Vec::new()
             }
         };
@@ -254,7 +254,7 @@ impl Function for MemoryFunction {
         // What could not be taken away from a former user is not passed on to who goes on either.
         drop(self.memory.descriptor()?);
         let mut files = self.span.files()?;
-        files.extend(self.port.as_mut().map(Port::save).transpose()?.unwrap_or_default());
+        files.extend(self.port.as_mut().map(MemoryPort::save).transpose()?.unwrap_or_default());
         let (served, carried) = (self.served, self.port.is_some());
         let state = MemoryState { served, carried, ..MemoryState::of(&self.described()) };
         Ok((ModelState::new(CLASS, VERSION, &state)?, files))
@@ -272,7 +272,8 @@ impl Function for MemoryFunction {
         state.is_of(&self.described())?;
         let end = std::mem::take(&mut self.inherited);
         if state.carried {
-            let port = Port::again(end).map_err(|error| RestoreError::Invalid(error.to_string()));
+            let port =
+                MemoryPort::again(end).map_err(|error| RestoreError::Invalid(error.to_string()));
             self.port = Some(port?);
         }
         self.served = state.served;

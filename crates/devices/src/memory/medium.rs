@@ -10,7 +10,7 @@ mod remote;
 #[cfg(test)]
 mod tests;
 
-pub(super) use port::Port;
+pub(super) use port::MemoryPort;
 pub(super) use remote::RemoteMemory;
 
 use rackbus_memory::ExchangeLayout;

@@ -18,13 +18,13 @@ use rackbus_pci::{
 use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, control, feature};
 
 use super::control::{LONGEST, NicSettings};
-use super::medium::{Description, RemotePort, ServedPort};
+use super::medium::{NicDescription, RemotePort, ServedPort};
 use super::port::NicPort;
 use super::receive::{Cutting, Delivery};
 use super::shaper::Shaper;
 use super::{CLASS, MOST_PAIRS, features};
 use crate::virtio::{
-    Chain, DriverFault, QueueError, RegisterWrite, Transport, UsedRequest, layout,
+    BufferChain, DriverFault, QueueError, RegisterWrite, Transport, UsedRequest, layout,
 };
 
 /// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
@@ -115,7 +115,7 @@ pub struct Nic {
     pub(super) link_up: bool,
     pub(super) inward: Shaper,
     pub(super) outward: Shaper,
-    pub(super) chain: Chain,
+    pub(super) chain: BufferChain,
     pub(super) delivery: Delivery,
     /// A frame that is handed over in pieces.
     pub(super) cutting: Option<Cutting>,
@@ -153,11 +153,11 @@ impl Nic {
 
     /// The front of a function whose port another node has, which keeps to its rate.
     pub(super) fn front(
-        description: &Description,
+        description: &NicDescription,
         port: RemotePort,
         counters: Arc<NicCounters>,
     ) -> Nic {
-        let Description { serial, mac, pairs, rate, .. } = *description;
+        let NicDescription { serial, mac, pairs, rate, .. } = *description;
         let port = NicPort::Remote(Box::new(port));
         Nic::with_port(serial, (pairs, rate), MacAddress(mac), port, counters)
     }
@@ -192,7 +192,7 @@ impl Nic {
             settings: NicSettings::new(0, mac),
             inward: Shaper::new(None),
             outward: Shaper::new(None),
-            chain: Chain::default(),
+            chain: BufferChain::default(),
             delivery: Delivery::default(),
             cutting: None,
             without_buffers: [None; MOST_PAIRS as usize],
@@ -504,7 +504,7 @@ impl Function for Nic {
             }
             NicPort::Own(_) | NicPort::Remote(_) => return Err(MediumRefused::InUse),
         };
-        let description = Description {
+        let description = NicDescription {
             serial: self.info.serial,
             mac: self.mac.0,
             mtu: port.mtu(),

@@ -15,7 +15,7 @@ mod served;
 #[cfg(test)]
 mod tests;
 
-pub(super) use remote::{RemotePort, RemoteState};
+pub(super) use remote::{RemotePort, RemotePortState};
 pub(super) use served::{ServedPort, ServedState};
 
 use std::os::fd::OwnedFd;
@@ -57,7 +57,7 @@ fn is_inward(slot: u16) -> bool {
 /// What a front needs to know of the function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Description {
+pub(super) struct NicDescription {
     /// Serial number of the function.
     pub serial: u64,
     /// The address of its port.
@@ -227,7 +227,7 @@ pub(super) fn front(
     access: MediumAccess,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
+    let description: NicDescription = serde_json::from_str(description)?;
     let counters = Arc::<NicCounters>::default();
     let remote = match access {
         MediumAccess::Files(files) => {
@@ -249,7 +249,7 @@ pub(super) fn front_again(
     end: InheritedEnd,
     lost: Lost,
 ) -> Result<Box<dyn Function>, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
+    let description: NicDescription = serde_json::from_str(description)?;
     let counters = Arc::<NicCounters>::default();
     let remote = RemotePort::again(&description, end, lost, counters.clone())?;
     Ok(Box::new(Nic::front(&description, remote, counters)))

@@ -12,7 +12,9 @@ use zerocopy::IntoBytes;
 
 use super::function::{Nic, PollOutcome, RECEIVE, count};
 use super::{features, steering};
-use crate::virtio::{Buffer, Chain, DriverFault, QueueError, Transport, UsedRequest, VirtioRing};
+use crate::virtio::{
+    Buffer, BufferChain, DriverFault, QueueError, Transport, UsedRequest, VirtioRing,
+};
 
 /// Frames in one poll.
 const BURST: usize = 64;
@@ -79,7 +81,7 @@ impl Source<'_> {
 /// What is used again for each frame.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
-    chain: Chain,
+    chain: BufferChain,
     buffers: Vec<Buffer>,
     /// What was filled and is not completed yet, of the queue with this number.
     used: Vec<UsedRequest>,
@@ -162,7 +164,7 @@ impl Delivery {
                 return Ok(Delivered::TooLarge);
             }
             let written = room.min(left) as u32;
-            let Chain { id, slots: taken, .. } = self.chain;
+            let BufferChain { id, slots: taken, .. } = self.chain;
             self.used.push(UsedRequest { id, slots: taken, written });
             self.buffers.extend_from_slice(&self.chain.writable);
             slots = slots.saturating_add(taken);
@@ -229,9 +231,9 @@ impl Nic {
                 false => self.receive_frame(bus, &mut tally, &mut outcome),
             };
             match taken {
-                Ok(Taken::Delivered(pair)) => touched |= 1 << pair,
-                Ok(Taken::Gone) => {}
-                Ok(Taken::Waits) => {
+                Ok(DeliveryOutcome::Delivered(pair)) => touched |= 1 << pair,
+                Ok(DeliveryOutcome::Gone) => {}
+                Ok(DeliveryOutcome::Waits) => {
                     outcome.stalled = true;
                     break;
                 }
@@ -259,13 +261,13 @@ impl Nic {
         bus: &Bus<'_>,
         tally: &mut Tally,
         outcome: &mut PollOutcome,
-    ) -> Result<Taken, (u16, QueueError)> {
-        let Some(port) = self.port.get_mut() else { return Ok(Taken::Gone) };
-        let Some(frame) = port.next() else { return Ok(Taken::Gone) };
+    ) -> Result<DeliveryOutcome, (u16, QueueError)> {
+        let Some(port) = self.port.get_mut() else { return Ok(DeliveryOutcome::Gone) };
+        let Some(frame) = port.next() else { return Ok(DeliveryOutcome::Gone) };
         if let Err(at) = self.inward.ready(bus.now_ns) {
             count(&self.counters.throttled);
             outcome.wait_until(at);
-            return Ok(Taken::Waits);
+            return Ok(DeliveryOutcome::Waits);
         }
         let mut head = [0; steering::LOOKED_AT];
         let seen = frame.bytes.copy_to(&mut head);
@@ -273,7 +275,7 @@ impl Nic {
         if length < MIN_FRAME || !self.settings.filter.wants(self.settings.mac(), begin) {
             count(&self.counters.filtered);
             port.consume();
-            return Ok(Taken::Gone);
+            return Ok(DeliveryOutcome::Gone);
         }
         let pairs = self.settings.pairs;
         let pair = match pairs {
@@ -286,7 +288,7 @@ impl Nic {
         let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {
             count(&self.counters.no_queue);
             port.consume();
-            return Ok(Taken::Gone);
+            return Ok(DeliveryOutcome::Gone);
         };
         let (dma, how) = (bus.dma, (size, mergeable));
         let delivered = match adapt(&frame, self.settings.offloads) {
@@ -303,7 +305,7 @@ impl Nic {
                 }
                 self.inward.spend(length);
                 port.consume();
-                return Ok(Taken::Gone);
+                return Ok(DeliveryOutcome::Gone);
             }
         };
         let delivered = delivered.map_err(|error| (2 * pair, error))?;
@@ -313,7 +315,7 @@ impl Nic {
             port.consume();
         }
         let taken = self.after(delivered, pair, bus.now_ns, outcome);
-        if let (Delivered::NoBuffers, Taken::Gone, Some(port)) =
+        if let (Delivered::NoBuffers, DeliveryOutcome::Gone, Some(port)) =
             (delivered, &taken, self.port.get_mut())
         {
             port.consume();
@@ -328,7 +330,7 @@ impl Nic {
         pair: u16,
         now_ns: u64,
         outcome: &mut PollOutcome,
-    ) -> Taken {
+    ) -> DeliveryOutcome {
         self.reached(2 * pair);
         let several = usize::from(self.settings.pairs > 1);
         let since = &mut self.without_buffers[usize::from(pair)];
@@ -339,14 +341,14 @@ impl Nic {
                 let until = since.get_or_insert(now_ns).saturating_add(PATIENCE_NS[several]);
                 if now_ns < until {
                     outcome.patient_until = Some(until);
-                    return Taken::Waits;
+                    return DeliveryOutcome::Waits;
                 }
                 // Those behind it do not wait, either, until there are some.
                 count(&self.counters.no_buffers);
-                return Taken::Gone;
+                return DeliveryOutcome::Gone;
             }
         }
-        Taken::Delivered(pair)
+        DeliveryOutcome::Delivered(pair)
     }
 
     /// Hands the next piece of a frame over.
@@ -355,11 +357,11 @@ impl Nic {
         bus: &Bus<'_>,
         tally: &mut Tally,
         outcome: &mut PollOutcome,
-    ) -> Result<Taken, (u16, QueueError)> {
-        let Some(cutting) = &mut self.cutting else { return Ok(Taken::Gone) };
+    ) -> Result<DeliveryOutcome, (u16, QueueError)> {
+        let Some(cutting) = &mut self.cutting else { return Ok(DeliveryOutcome::Gone) };
         if cutting.piece.is_empty() && !cutting.cut.next(&mut cutting.piece) {
             self.cutting = None;
-            return Ok(Taken::Gone);
+            return Ok(DeliveryOutcome::Gone);
         }
         let pair = cutting.pair;
         self.delivery.turn_to(&mut self.transport, 2 * pair);
@@ -368,7 +370,7 @@ impl Nic {
         let Some((ring, size)) = queue.and_then(|q| Some((q.ring.as_mut()?, q.place.size))) else {
             count(&self.counters.no_queue);
             self.cutting = None;
-            return Ok(Taken::Gone);
+            return Ok(DeliveryOutcome::Gone);
         };
         let source = Source::Own(&cutting.piece);
         let (none, how) = (Offload::default(), (size, mergeable));
@@ -379,7 +381,7 @@ impl Nic {
             cutting.piece.clear();
         }
         let taken = self.after(delivered, pair, bus.now_ns, outcome);
-        if matches!((delivered, &taken), (Delivered::NoBuffers, Taken::Gone)) {
+        if matches!((delivered, &taken), (Delivered::NoBuffers, DeliveryOutcome::Gone)) {
             self.cutting = None;
         }
         Ok(taken)
@@ -393,7 +395,7 @@ impl Nic {
 }
 
 /// What became of what was next.
-enum Taken {
+enum DeliveryOutcome {
     /// It lies with the driver, or was dropped, by this pair's queue.
     Delivered(u16),
     /// It was dropped, or is cut.

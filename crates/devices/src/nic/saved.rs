@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::CLASS;
 use super::control::NicSettings;
 use super::function::Nic;
-use super::medium::{RemoteState, ServedPort, ServedState};
+use super::medium::{RemotePortState, ServedPort, ServedState};
 use super::port::NicPort;
 use crate::virtio::saved::TransportState;
 
@@ -34,7 +34,7 @@ struct NicState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum MediumState {
-    Front(RemoteState),
+    Front(RemotePortState),
     Served(ServedState),
 }
 

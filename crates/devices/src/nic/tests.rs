@@ -8,7 +8,7 @@ use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, Work};
 use rackbus_spec::virtio::net::{config, feature};
-use rackbus_spec::virtio::ring::{Descriptor, flags};
+use rackbus_spec::virtio::ring::{SplitDescriptor, flags};
 use rackbus_spec::virtio::{capability as cap, common as reg, feature as common, isr, status};
 
 use super::*;
@@ -95,7 +95,7 @@ impl Guest {
     /// Makes one buffer available to a queue, at its first descriptor.
     fn offer(&mut self, queue: u64, address: u64, length: u32, kind: u16, index: u16) {
         let at = (QUEUE * queue) as usize;
-        let descriptor = Descriptor { address, length, flags: kind, next: 0 };
+        let descriptor = SplitDescriptor { address, length, flags: kind, next: 0 };
         self.memory.whole().write_obj(at, &descriptor);
         self.memory.whole().store_u16(at + 0x1002, index, Ordering::Release);
     }
@@ -224,7 +224,7 @@ fn a_frame_that_needs_more_buffers_is_handed_over_when_they_come() {
     let mut guest = Guest::new(feature::MRG_RXBUF | common::EVENT_IDX);
     for at in 0..4 {
         let address = IOVA + DATA + 100 * at;
-        let buffer = Descriptor { address, length: 100, flags: flags::WRITE, next: 0 };
+        let buffer = SplitDescriptor { address, length: 100, flags: flags::WRITE, next: 0 };
         guest.memory.whole().write_obj(16 * at as usize, &buffer);
         guest.memory.whole().store_u16(0x1004 + 2 * at as usize, at as u16, Ordering::Relaxed);
     }
@@ -290,11 +290,11 @@ fn a_queue_is_reset_by_itself() {
 fn commands_whose_memory_is_out_of_reach_again_are_waited_for_again() {
     let mut guest = Guest::new(feature::CTRL_VQ);
     let answer =
-        Descriptor { address: IOVA + DATA + 0x100, length: 1, flags: flags::WRITE, next: 0 };
+        SplitDescriptor { address: IOVA + DATA + 0x100, length: 1, flags: flags::WRITE, next: 0 };
     guest.memory.whole().write_obj(2 * QUEUE as usize + 16, &answer);
     let command = |guest: &mut Guest, address: u64, index: u16| {
         let at = 2 * QUEUE as usize;
-        let said = Descriptor { address, length: 3, flags: flags::NEXT, next: 1 };
+        let said = SplitDescriptor { address, length: 3, flags: flags::NEXT, next: 1 };
         guest.memory.whole().write_obj(at, &said);
         guest.memory.whole().store_u16(at + 0x1002, index, Ordering::Release);
     };

@@ -3,7 +3,7 @@
 use rackbus_memory::{Access, DmaSlice, DmaSpace};
 use rackbus_net::offload::{GSO_NONE, NEEDS_CSUM, OFFLOAD_BYTES};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
-use rackbus_net::{Cause, NetworkPort, Offload, Sent};
+use rackbus_net::{Cause, NetworkPort, Offload, SendOutcome};
 use rackbus_pci::Bus;
 use rackbus_pci::operations::Tally;
 use rackbus_spec::virtio::net::HEADER_SIZE;
@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 
 use super::features;
 use super::function::{Nic, PollOutcome, TRANSMIT, count};
-use crate::virtio::{Chain, QueueError, UsedRequest};
+use crate::virtio::{BufferChain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.
 const BURST: usize = 64;
@@ -67,20 +67,20 @@ impl Nic {
             };
             parts.clear();
             match sent {
-                Ok((Sent::Full, _)) => {
+                Ok((SendOutcome::Full, _)) => {
                     ring.rewind(cursor);
                     queue_registers.unreachable_since = None;
                     outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
                     break;
                 }
                 Ok((sent, bytes)) => {
-                    let Chain { id, slots, .. } = self.chain;
+                    let BufferChain { id, slots, .. } = self.chain;
                     used[done] = UsedRequest { id, slots, written: 0 };
                     done += 1;
                     queue_registers.unreachable_since = None;
                     self.outward.spend(bytes);
-                    tally.count(bytes as u64, sent == Sent::Done);
-                    if sent != Sent::Done {
+                    tally.count(bytes as u64, sent == SendOutcome::Done);
+                    if sent != SendOutcome::Done {
                         count(&self.counters.not_sent);
                     }
                 }
@@ -108,14 +108,14 @@ impl Nic {
 /// Sends the frame of a request; also how many bytes it has.
 fn send<'d>(
     dma: &'d DmaSpace,
-    chain: &Chain,
+    chain: &BufferChain,
     accepted: u64,
     port: Option<&mut dyn NetworkPort>,
     parts: &mut Vec<DmaSlice<'d>>,
-) -> Result<(Sent, usize), QueueError> {
+) -> Result<(SendOutcome, usize), QueueError> {
     let length = chain.readable_bytes.saturating_sub(HEADER_SIZE as u64);
     if length < MIN_FRAME as u64 || length > MAX_FRAME as u64 {
-        return Ok((Sent::Dropped(Cause::Length), 0));
+        return Ok((SendOutcome::Dropped(Cause::Length), 0));
     }
     let length = length as usize;
     let mut header = [0; HEADER_SIZE];
@@ -130,9 +130,9 @@ fn send<'d>(
         walked.map_err(|_| QueueError::Unreachable)?;
     }
     let Some(offload) = offload(&header, accepted, length) else {
-        return Ok((Sent::Dropped(Cause::Offload), length));
+        return Ok((SendOutcome::Dropped(Cause::Offload), length));
     };
-    Ok((port.map_or(Sent::Dropped(Cause::Down), |port| port.send(offload, parts)), length))
+    Ok((port.map_or(SendOutcome::Dropped(Cause::Down), |port| port.send(offload, parts)), length))
 }
 
 /// What a header leaves to others, if its driver may.

@@ -18,7 +18,7 @@ use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
 use super::logs;
 use super::persistent::PersistentRegion;
-use super::polled::Side;
+use super::polled::DoorbellKind;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::MAX_QUEUE_ENTRIES;
 use super::saved::require_page;
@@ -152,7 +152,7 @@ impl Nvme {
         }
         self.state.cqs[usize::from(qid)] = Some(queue);
         if let Some(polled) = &mut self.polled {
-            polled.begin_queue(qid, Side::Head);
+            polled.begin_queue(qid, DoorbellKind::Head);
         }
         Ok(0)
     }
@@ -184,7 +184,7 @@ impl Nvme {
         }
         self.state.add_sq(queue);
         if let Some(polled) = &mut self.polled {
-            polled.begin_queue(qid, Side::Tail);
+            polled.begin_queue(qid, DoorbellKind::Tail);
         }
         Ok(0)
     }

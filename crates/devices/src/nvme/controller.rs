@@ -24,10 +24,10 @@ use super::identify::{DEVICE_ID, Identity, MAX_TRANSFER, VENDOR_ID};
 use super::interrupts::VECTORS;
 use super::jobs::{Finish, Owner, Steps};
 use super::limits::Meter;
-use super::medium::{Description, Port};
+use super::medium::{DriveDescription, DrivePort};
 use super::operations::Counts;
 use super::persistent::PersistentRegion;
-use super::polled::{Polled, Side};
+use super::polled::{DoorbellKind, Polled};
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::DOORBELL_STRIDE;
 use super::state::ControllerState;
@@ -88,7 +88,7 @@ pub struct Nvme {
     /// The commands that it has answered.
     pub(super) counts: Counts,
     /// A front elsewhere has the medium.
-    pub(super) port: Option<Port>,
+    pub(super) port: Option<DrivePort>,
     /// The exchange with a front elsewhere, that an earlier life of the drive had.
     pub(super) left: InheritedEnd,
     /// Its registers as memory, where its user has them so.
@@ -230,8 +230,8 @@ impl Nvme {
     }
 
     /// Which drive it is.
-    pub(super) fn description(&self) -> Description {
-        Description {
+    pub(super) fn description(&self) -> DriveDescription {
+        DriveDescription {
             size: self.backing.capacity(),
             block_size: self.config.block_size,
             serial: self.config.serial.clone(),
@@ -279,8 +279,8 @@ impl Nvme {
         self.state.cqs[0] = Some(CompletionQueue::new(bus.dma, 0, acq, aqa.acqs() + 1, Some(0)));
         self.state.add_sq(SubmissionQueue::new(bus.dma, 0, 0, asq, aqa.asqs() + 1));
         if let Some(polled) = &mut self.polled {
-            polled.begin_queue(0, Side::Tail);
-            polled.begin_queue(0, Side::Head);
+            polled.begin_queue(0, DoorbellKind::Tail);
+            polled.begin_queue(0, DoorbellKind::Head);
         }
         self.state.registers.csts.set_shst(SHST_NORMAL);
         self.state.registers.csts.set_rdy(true);

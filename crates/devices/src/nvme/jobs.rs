@@ -178,7 +178,7 @@ pub fn makes_zeroes(opcode: Option<IoOpcode>) -> bool {
 
 /// The jobs in progress, by the tag that the backing answers with.
 #[derive(Debug, Default)]
-pub struct Jobs {
+pub struct CommandJobs {
     slots: Vec<Option<CommandJob>>,
     free: Vec<u32>,
     /// What those weigh that are not of the admin queue.
@@ -243,7 +243,7 @@ impl CommandJob {
     }
 }
 
-impl Jobs {
+impl CommandJobs {
     /// Whether there are none.
     #[inline]
     pub fn is_empty(&self) -> bool {

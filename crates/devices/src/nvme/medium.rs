@@ -8,8 +8,8 @@ mod port;
 mod remote;
 mod zero_parts;
 
-pub(super) use port::Port;
-use remote::Remote;
+pub(super) use port::DrivePort;
+use remote::RemoteBacking;
 
 use std::os::fd::OwnedFd;
 
@@ -42,7 +42,7 @@ pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_
 /// What a front needs to know of the drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Description {
+pub struct DriveDescription {
     /// Bytes that the drive has, whole blocks.
     pub size: u64,
     /// Logical block size in bytes.
@@ -65,7 +65,7 @@ fn is_none(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-impl Description {
+impl DriveDescription {
     /// The drive that a front shows.
     pub fn config(&self) -> NvmeConfig {
         NvmeConfig {
@@ -84,9 +84,9 @@ impl Description {
 /// # Errors
 /// [`FrontError`].
 pub fn front(description: &str, mut files: Vec<OwnedFd>, lost: Lost) -> Result<Nvme, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
+    let description: DriveDescription = serde_json::from_str(description)?;
     let region = files.split_off(files.len().min(EXCHANGE));
-    front_with(Remote::new(description, exchange(files)?, lost)?, region)
+    front_with(RemoteBacking::new(description, exchange(files)?, lost)?, region)
 }
 
 /// The same where `carried` carries the operations.
@@ -94,8 +94,8 @@ pub fn front(description: &str, mut files: Vec<OwnedFd>, lost: Lost) -> Result<N
 /// # Errors
 /// [`FrontError`].
 pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<Nvme, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
-    front_with(Remote::carried(description, carried, lost)?, Vec::new())
+    let description: DriveDescription = serde_json::from_str(description)?;
+    front_with(RemoteBacking::carried(description, carried, lost)?, Vec::new())
 }
 
 /// The same where an earlier life of the controller is gone on with.
@@ -103,11 +103,11 @@ pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<
 /// # Errors
 /// [`FrontError`].
 pub fn front_again(description: &str, end: InheritedEnd, lost: Lost) -> Result<Nvme, FrontError> {
-    let description: Description = serde_json::from_str(description)?;
+    let description: DriveDescription = serde_json::from_str(description)?;
     let InheritedEnd { mut files, session } = end;
     let own = InheritedEnd::file_count(session.is_some());
     let mut memory = files.split_off(files.len().min(own));
-    let remote = Remote::again(description, InheritedEnd { files, session }, lost)?;
+    let remote = RemoteBacking::again(description, InheritedEnd { files, session }, lost)?;
     let config = remote.description().config();
     let region = memory.split_off(usize::from(config.buffer > 0).min(memory.len()));
     let buffer = memory.pop().map(|file| MemoryBuffer::again(file, config.buffer));
@@ -115,7 +115,7 @@ pub fn front_again(description: &str, end: InheritedEnd, lost: Lost) -> Result<N
     around(&config, remote, buffer, region)
 }
 
-fn front_with(remote: Remote, region: Vec<OwnedFd>) -> Result<Nvme, FrontError> {
+fn front_with(remote: RemoteBacking, region: Vec<OwnedFd>) -> Result<Nvme, FrontError> {
     let config = remote.description().config();
     let buffer = (config.buffer > 0).then(|| MemoryBuffer::new(config.buffer));
     let buffer = buffer.transpose().map_err(|error| unfit(error.into()))?;
@@ -125,7 +125,7 @@ fn front_with(remote: Remote, region: Vec<OwnedFd>) -> Result<Nvme, FrontError> 
 /// The controller at the borrower; `region` is the file of the persistent memory region, which is the lender's.
 fn around(
     config: &NvmeConfig,
-    remote: Remote,
+    remote: RemoteBacking,
     buffer: Option<MemoryBuffer>,
     region: Vec<OwnedFd>,
 ) -> Result<Nvme, FrontError> {
@@ -201,7 +201,7 @@ impl From<&AskState> for Ask {
 /// and changes only when that is answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PortState {
+pub struct DrivePortState {
     asks: Vec<AskState>,
     /// The front is not listened to any more.
     over: bool,

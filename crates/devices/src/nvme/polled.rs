@@ -43,7 +43,7 @@ const MASKS: [u64; 2] = [offset::INTMS, offset::INTMC];
 
 /// Which of a queue pair's doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum DoorbellKind {
     /// Of the submission queue.
     Tail,
     /// Of the completion queue.
@@ -51,8 +51,8 @@ pub enum Side {
 }
 
 /// The place of a doorbell among all of them.
-fn number(qid: u16, side: Side) -> usize {
-    2 * usize::from(qid) + usize::from(side == Side::Head)
+fn number(qid: u16, side: DoorbellKind) -> usize {
+    2 * usize::from(qid) + usize::from(side == DoorbellKind::Head)
 }
 
 /// The register of a doorbell.
@@ -73,10 +73,10 @@ impl Polled {
         };
         polled.show(&state.registers);
         for queue in state.sqs.iter().flatten() {
-            polled.set_doorbell(queue.id, Side::Tail, queue.doorbell.value());
+            polled.set_doorbell(queue.id, DoorbellKind::Tail, queue.doorbell.value());
         }
         for queue in state.cqs.iter().flatten() {
-            polled.set_doorbell(queue.id, Side::Head, queue.doorbell.value());
+            polled.set_doorbell(queue.id, DoorbellKind::Head, queue.doorbell.value());
         }
         Ok(polled)
     }
@@ -130,7 +130,7 @@ impl Polled {
 
     /// A new value of a doorbell, whatever it is.
     #[inline]
-    pub fn new_doorbell(&mut self, qid: u16, side: Side) -> Option<u32> {
+    pub fn new_doorbell(&mut self, qid: u16, side: DoorbellKind) -> Option<u32> {
         let number = number(qid, side);
         let seen = self.doorbells.get_mut(number)?;
         let value = self.registers.load(register(number));
@@ -138,7 +138,7 @@ impl Polled {
     }
 
     /// A doorbell is at `value`, and its driver stores nothing there meanwhile.
-    fn set_doorbell(&mut self, qid: u16, side: Side, value: u16) {
+    fn set_doorbell(&mut self, qid: u16, side: DoorbellKind, value: u16) {
         let number = number(qid, side);
         if let Some(seen) = self.doorbells.get_mut(number) {
             *seen = value.into();
@@ -147,7 +147,7 @@ impl Polled {
     }
 
     /// A queue was made: its doorbell is 0.
-    pub fn begin_queue(&mut self, qid: u16, side: Side) {
+    pub fn begin_queue(&mut self, qid: u16, side: DoorbellKind) {
         self.set_doorbell(qid, side, 0);
     }
 

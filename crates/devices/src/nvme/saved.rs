@@ -33,7 +33,7 @@
 //! # A front and its medium
 //!
 //! A drive whose front is elsewhere has no commands; what the front asked for and did not get an answer to
-//! is done again from the exchange (`PortState`): its data is in the front's place, which the front leaves
+//! is done again from the exchange (`DrivePortState`): its data is in the front's place, which the front leaves
 //! alone until the answer. A front that is saved leaves operations at the other node. Whoever goes on waits
 //! for their answers before it asks for anything: an old write that was still under way would change what a
 //! new one wrote. How far the rings of the exchange were read is in its memory; a peer that changes that
@@ -67,7 +67,7 @@ use super::jobs::{
     ADMIN_LIMIT, COMPARISON_WEIGHT, Finish, JobRestart, JobState, JobStep, Owner, WEIGHT_LIMIT,
 };
 use super::logs::LogState;
-use super::medium::{CLASS, Description, Port, PortState};
+use super::medium::{CLASS, DriveDescription, DrivePort, DrivePortState};
 use super::persistent::PersistentRegion;
 use super::queue::{CompletionQueue, CompletionState, SubmissionState};
 use super::registers::NvmeRegisters;
@@ -123,7 +123,7 @@ struct HeldState {
 #[serde(deny_unknown_fields)]
 pub struct DriveState {
     /// Which drive it is.
-    drive: Description,
+    drive: DriveDescription,
     /// Its medium failed to make data durable.
     failed: bool,
     /// Its persistent memory region did.
@@ -149,7 +149,7 @@ pub struct DriveState {
     under_way_elsewhere: Vec<u32>,
     /// Of a drive whose front is elsewhere.
     #[serde(default)]
-    port: Option<PortState>,
+    port: Option<DrivePortState>,
 }
 
 fn invalid(what: impl Into<String>) -> RestoreError {
@@ -385,7 +385,7 @@ impl Nvme {
         if let Some(port) = port {
             let end = std::mem::take(&mut self.left);
             let block = self.block();
-            let resumed = Port::resume(&mut *self.backing, block, end, &port);
+            let resumed = DrivePort::resume(&mut *self.backing, block, end, &port);
             self.port = Some(resumed.map_err(|error| invalid(error.to_string()))?);
         }
         for job in jobs {

@@ -11,7 +11,7 @@ use super::arbitration::TurnEnd;
 use super::controller::{CommandOutcome, Nvme};
 use super::io::deallocates;
 use super::jobs::makes_zeroes;
-use super::polled::Side;
+use super::polled::DoorbellKind;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::shadow::ShadowValue;
 use super::state::HeldCompletion;
@@ -37,7 +37,7 @@ impl Nvme {
             }
         }
         if let Some(polled) = &mut self.polled
-            && let Some(value) = polled.new_doorbell(qid, Side::Tail)
+            && let Some(value) = polled.new_doorbell(qid, DoorbellKind::Tail)
             && (values.is_none() || !queue.doorbell.is_shadowed())
             && !queue.doorbell.take(value)
         {
@@ -61,7 +61,7 @@ impl Nvme {
             }
         }
         if let Some(polled) = &mut self.polled
-            && let Some(value) = polled.new_doorbell(qid, Side::Head)
+            && let Some(value) = polled.new_doorbell(qid, DoorbellKind::Head)
             && (pages.is_none_or(|pages| pages.values.is_none()) || !queue.doorbell.is_shadowed())
             && !(queue.accepts_head(value) && queue.doorbell.take(value))
         {

@@ -9,7 +9,7 @@ use super::arbitration::ZeroingTurns;
 use super::events::Events;
 use super::features::{Features, IO_QUEUES};
 use super::interrupts::Vectors;
-use super::jobs::Jobs;
+use super::jobs::CommandJobs;
 use super::logs::Logs;
 use super::queue::{CompletionQueue, SubmissionQueue};
 use super::registers::NvmeRegisters;
@@ -53,7 +53,7 @@ pub struct ControllerState {
     /// Shadow doorbells, once the driver gave their pages.
     pub shadow: Option<ShadowPages>,
     /// Commands in the background.
-    pub jobs: Jobs,
+    pub jobs: CommandJobs,
     /// Queues that wait until fewer ranges are made zeroes.
     pub zeroing: ZeroingTurns,
     /// The mappings that queues and shadow pages were resolved under.
@@ -83,7 +83,7 @@ impl ControllerState {
             cqs: [const { None }; QUEUES],
             active: Vec::with_capacity(QUEUES),
             shadow: None,
-            jobs: Jobs::default(),
+            jobs: CommandJobs::default(),
             zeroing: ZeroingTurns::default(),
             generation: 0,
             held: Vec::new(),

@@ -1,7 +1,7 @@
 //! The buffers of one request: a chain of descriptors, checked.
 
 use rackbus_memory::DmaSpace;
-use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags};
+use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, SplitDescriptor, flags};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{DriverFault, QueueError};
@@ -20,7 +20,7 @@ pub struct Buffer {
 
 /// A request: what the device reads, then what it writes. Its vectors are used again for the next one.
 #[derive(Debug, Default)]
-pub struct Chain {
+pub struct BufferChain {
     /// The driver's name for it.
     pub id: u16,
     /// Descriptors of the ring that it takes.
@@ -36,7 +36,7 @@ pub struct Chain {
     count: usize,
 }
 
-impl Chain {
+impl BufferChain {
     pub(super) fn begin(&mut self, id: u16) {
         (self.id, self.slots, self.count) = (id, 0, 0);
         self.readable.clear();
@@ -71,7 +71,7 @@ impl Chain {
         address: u64,
         length: u32,
     ) -> Result<(), QueueError> {
-        let (table, count) = table::<Descriptor>(dma, address, length)?;
+        let (table, count) = table::<SplitDescriptor>(dma, address, length)?;
         let table = &table[..count];
         let mut at = 0;
         for _ in 0..count {

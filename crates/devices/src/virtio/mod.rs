@@ -20,7 +20,7 @@ pub mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use chain::{Buffer, Chain};
+pub use chain::{Buffer, BufferChain};
 pub use ring::{QueueError, UsedRequest, VirtioRing};
 pub use transport::{RegisterWrite, Transport};
 

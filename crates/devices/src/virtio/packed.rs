@@ -9,11 +9,11 @@ use rackbus_spec::virtio::ring::{
 
 use super::chain::table;
 use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
-use super::{Chain, DriverFault};
+use super::{BufferChain, DriverFault};
 
 /// The queue. What was taken is completed in order, so a completion goes where its request came from.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedRing {
     size: u16,
     ring: RingArea,
     driver: RingArea,
@@ -26,8 +26,8 @@ pub struct Packed {
     added: u16,
 }
 
-impl Packed {
-    pub fn new(dma: &DmaSpace, place: QueueAddresses) -> Result<Packed, DriverFault> {
+impl PackedRing {
+    pub fn new(dma: &DmaSpace, place: QueueAddresses) -> Result<PackedRing, DriverFault> {
         let QueueAddresses { size, descriptors, driver, device } = place;
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(DriverFault::Queue);
@@ -35,7 +35,7 @@ impl Packed {
         let length = DESCRIPTOR_SIZE * usize::from(size);
         let both = Access::READ | Access::WRITE;
         let begin = Cursor { next: 0, wrap: true };
-        Ok(Packed {
+        Ok(PackedRing {
             size,
             ring: RingArea::new(dma, descriptors, length, 16, both)?,
             driver: RingArea::new(dma, driver, event::SIZE, 4, Access::READ)?,
@@ -86,14 +86,14 @@ impl Packed {
 
     pub fn has_work(&self) -> bool {
         let Cursor { next, wrap } = self.next;
-        self.flags(next).is_some_and(|flags| Packed::is_available(flags, wrap))
+        self.flags(next).is_some_and(|flags| PackedRing::is_available(flags, wrap))
     }
 
     #[inline]
-    pub fn take(&mut self, dma: &DmaSpace, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn take(&mut self, dma: &DmaSpace, chain: &mut BufferChain) -> Result<bool, QueueError> {
         let Cursor { next, wrap } = self.next;
         let flags = self.flags(next).ok_or(QueueError::Unreachable)?;
-        if !Packed::is_available(flags, wrap) {
+        if !PackedRing::is_available(flags, wrap) {
             return Ok(false);
         }
         chain.begin(0);

@@ -5,9 +5,9 @@ use rackbus_memory::{Access, DmaSlice, DmaSpace, PinnedPieces};
 use rackbus_spec::virtio::feature;
 use serde::{Deserialize, Serialize};
 
-use super::packed::Packed;
-use super::split::Split;
-use super::{Chain, DriverFault};
+use super::packed::PackedRing;
+use super::split::SplitRing;
+use super::{BufferChain, DriverFault};
 
 /// Why a request could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -58,9 +58,9 @@ pub struct Cursor {
 #[derive(Debug)]
 pub enum VirtioRing {
     /// Descriptors, and two rings of indices.
-    Split(Split),
+    Split(SplitRing),
     /// A packed ring: descriptors are made available and used in one array.
-    Packed(Packed),
+    Packed(PackedRing),
 }
 
 impl VirtioRing {
@@ -75,8 +75,8 @@ impl VirtioRing {
     ) -> Result<VirtioRing, DriverFault> {
         let event_index = features & feature::EVENT_IDX != 0;
         match features & feature::RING_PACKED != 0 {
-            true => Packed::new(dma, place).map(VirtioRing::Packed),
-            false => Split::new(dma, place, event_index).map(VirtioRing::Split),
+            true => PackedRing::new(dma, place).map(VirtioRing::Packed),
+            false => SplitRing::new(dma, place, event_index).map(VirtioRing::Split),
         }
     }
 
@@ -133,7 +133,7 @@ impl VirtioRing {
     /// # Errors
     /// [`QueueError`]; nothing is taken then.
     #[inline]
-    pub fn take(&mut self, dma: &DmaSpace, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn take(&mut self, dma: &DmaSpace, chain: &mut BufferChain) -> Result<bool, QueueError> {
         match self {
             VirtioRing::Split(ring) => ring.take(dma, chain),
             VirtioRing::Packed(ring) => ring.take(dma, chain),

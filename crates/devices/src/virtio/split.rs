@@ -4,14 +4,16 @@
 use std::sync::atomic::{Ordering, fence};
 
 use rackbus_memory::{Access, DmaSpace};
-use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
+use rackbus_spec::virtio::ring::{
+    DESCRIPTOR_SIZE, SplitDescriptor, flags, passes, split as layout,
+};
 
 use super::ring::{Cursor, QueueAddresses, QueueError, RingArea, UsedRequest};
-use super::{Chain, DriverFault};
+use super::{BufferChain, DriverFault};
 
 /// The device's side of a split ring.
 #[derive(Debug)]
-pub struct Split {
+pub struct SplitRing {
     size: u16,
     event_index: bool,
     descriptors: RingArea,
@@ -27,19 +29,19 @@ pub struct Split {
     added: u16,
 }
 
-impl Split {
+impl SplitRing {
     pub fn new(
         dma: &DmaSpace,
         place: QueueAddresses,
         event_index: bool,
-    ) -> Result<Split, DriverFault> {
+    ) -> Result<SplitRing, DriverFault> {
         let QueueAddresses { size, descriptors, driver, device } = place;
         if !size.is_power_of_two() {
             return Err(DriverFault::Queue);
         }
         let table = DESCRIPTOR_SIZE * usize::from(size);
         let (read, write) = (Access::READ, Access::READ | Access::WRITE);
-        Ok(Split {
+        Ok(SplitRing {
             size,
             event_index,
             descriptors: RingArea::new(dma, descriptors, table, 16, read)?,
@@ -89,7 +91,7 @@ impl Split {
     }
 
     #[inline]
-    pub fn take(&mut self, dma: &DmaSpace, chain: &mut Chain) -> Result<bool, QueueError> {
+    pub fn take(&mut self, dma: &DmaSpace, chain: &mut BufferChain) -> Result<bool, QueueError> {
         if !self.descriptors.is_reached() || !self.used.is_reached() {
             return Err(QueueError::Unreachable);
         }
@@ -114,14 +116,14 @@ impl Split {
         Ok(true)
     }
 
-    fn walk(&self, dma: &DmaSpace, head: u16, chain: &mut Chain) -> Result<(), QueueError> {
+    fn walk(&self, dma: &DmaSpace, head: u16, chain: &mut BufferChain) -> Result<(), QueueError> {
         let mut at = head;
         for _ in 0..self.size {
             if at >= self.size {
                 return Err(DriverFault::Outside.into());
             }
             let place = self.descriptors.at(usize::from(at) * DESCRIPTOR_SIZE, DESCRIPTOR_SIZE);
-            let descriptor: Descriptor =
+            let descriptor: SplitDescriptor =
                 place.and_then(|place| place.read_obj(0)).ok_or(QueueError::Unreachable)?;
             let goes_on = descriptor.flags & flags::NEXT != 0;
             if descriptor.flags & flags::INDIRECT != 0 {

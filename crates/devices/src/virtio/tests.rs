@@ -2,7 +2,7 @@
 
 use rackbus_memory::{Access, DmaSpace, Lending, SharedMemory};
 use rackbus_spec::virtio::feature;
-use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor, event, flags, split};
+use rackbus_spec::virtio::ring::{PackedDescriptor, SplitDescriptor, event, flags, split};
 
 use super::ring::QueueAddresses;
 use super::*;
@@ -51,7 +51,7 @@ impl Memory {
     /// A split ring's descriptor.
     fn descriptor(&self, at: u64, kind: u16, next: u16) {
         let address = IOVA + TABLE;
-        self.put(at, &Descriptor { address, length: 32, flags: kind, next });
+        self.put(at, &SplitDescriptor { address, length: 32, flags: kind, next });
     }
 
     fn packed(&self, at: u64, kind: u16, id: u16) {
@@ -125,7 +125,7 @@ const SPLIT: [Case; 12] = [
     }),
     ("a table of half a descriptor", Err(DriverFault::Table), |m| {
         let address = IOVA + TABLE;
-        m.put(0, &Descriptor { address, length: 24, flags: INDIRECT, next: 0 });
+        m.put(0, &SplitDescriptor { address, length: 24, flags: INDIRECT, next: 0 });
         m.available(0, 1);
     }),
 ];
@@ -166,7 +166,7 @@ fn a_request_is_taken_whole_or_is_a_fault() {
     for (features, cases) in [(0, &SPLIT[..]), (feature::RING_PACKED, &PACKED[..])] {
         for (what, expected, prepare) in cases {
             let memory = Memory::new();
-            let (mut ring, mut chain) = (memory.ring(features), Chain::default());
+            let (mut ring, mut chain) = (memory.ring(features), BufferChain::default());
             assert_eq!(ring.take(&memory.dma, &mut chain), Ok(false), "{what}: before");
             prepare(&memory);
             let cursor = ring.cursor();
@@ -193,7 +193,7 @@ fn a_request_is_taken_whole_or_is_a_fault() {
 fn memory_that_is_gone_is_out_of_reach_and_no_fault() {
     for features in [0, feature::RING_PACKED] {
         let mut memory = Memory::new();
-        let (mut ring, mut chain) = (memory.ring(features), Chain::default());
+        let (mut ring, mut chain) = (memory.ring(features), BufferChain::default());
         memory.dma.unmap_all();
         ring.resolve(&memory.dma);
         assert_eq!(ring.take(&memory.dma, &mut chain), Err(QueueError::Unreachable));
@@ -270,7 +270,7 @@ fn notifications_are_asked_for_by_what_comes_next() {
     let memory = Memory::new();
     memory.descriptor(0, 0, 0);
     memory.available(0, 3);
-    let mut chain = Chain::default();
+    let mut chain = BufferChain::default();
     let mut ring = memory.ring(0);
     ring.ask_notifications(false);
     assert_eq!(memory.get::<u16>(DEVICE), split::NO_NOTIFY);

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_memory::{Event, SharedMemory};
-use rackbus_spec::virtio::net::{self, HEADER_SIZE, Header, feature};
+use rackbus_spec::virtio::net::{self, HEADER_SIZE, NetHeader, feature};
 use rackbus_spec::virtio::{feature as common, status};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -282,7 +282,7 @@ impl Net {
     ///
     /// # Errors
     /// When the frame is longer than any, or the function says what cannot be.
-    pub fn send(&mut self, pair: u16, header: &Header, frame: &[u8]) -> Result<bool, NetError> {
+    pub fn send(&mut self, pair: u16, header: &NetHeader, frame: &[u8]) -> Result<bool, NetError> {
         let length = HEADER_SIZE + frame.len();
         let Some(queue) = self.transmit.get_mut(usize::from(pair)) else {
             return Err(NetError::Request("there is no such queue pair"));
@@ -334,7 +334,11 @@ impl Net {
     ///
     /// # Errors
     /// When the connection failed, or the function says what cannot be.
-    pub fn receive(&mut self, pair: u16, frame: &mut Vec<u8>) -> Result<Option<Header>, NetError> {
+    pub fn receive(
+        &mut self,
+        pair: u16,
+        frame: &mut Vec<u8>,
+    ) -> Result<Option<NetHeader>, NetError> {
         let Some(queue) = self.receive.get_mut(usize::from(pair)) else { return Ok(None) };
         let Some((number, length)) = queue.pop(&self.memory)? else {
             self.fill(pair)?;
@@ -344,7 +348,7 @@ impl Net {
         let mut head = [0; HEADER_SIZE];
         let buffer = queue.buffer(&self.memory, number);
         buffer.copy_to(&mut head);
-        let header = Header::read_from_bytes(&head)
+        let header = NetHeader::read_from_bytes(&head)
             .map_err(|_| NetError::Unsupported("a header of another size"))?;
         let length = (length as usize).min(queue.span.buffer);
         frame.clear();

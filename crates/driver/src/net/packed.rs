@@ -11,7 +11,7 @@ use rackbus_spec::virtio::ring::{
 use super::ring::BufferPiece;
 
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedDriverRing {
     size: u16,
     ring: usize,
     driver: usize,
@@ -29,9 +29,15 @@ pub struct Packed {
     slots: Vec<u16>,
 }
 
-impl Packed {
-    pub fn new(size: u16, ring: usize, driver: usize, device: usize, features: u64) -> Packed {
-        Packed {
+impl PackedDriverRing {
+    pub fn new(
+        size: u16,
+        ring: usize,
+        driver: usize,
+        device: usize,
+        features: u64,
+    ) -> PackedDriverRing {
+        PackedDriverRing {
             size,
             ring,
             driver,

@@ -5,8 +5,8 @@ use rackbus_spec::virtio::feature;
 use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, flags};
 
 use super::NetError;
-use super::packed::Packed;
-use super::split::Split;
+use super::packed::PackedDriverRing;
+use super::split::SplitDriverRing;
 use crate::device::DmaAddresses;
 
 /// Where a queue's areas are, as the function addresses them.
@@ -87,8 +87,8 @@ impl PieceList {
 
 #[derive(Debug)]
 enum Ring {
-    Split(Split),
-    Packed(Packed),
+    Split(SplitDriverRing),
+    Packed(PackedDriverRing),
 }
 
 /// The driver's side of a queue, with buffers of its own.
@@ -141,8 +141,10 @@ impl NetQueue {
             areas.fill(0);
         }
         let ring = match features & feature::RING_PACKED != 0 {
-            true => Ring::Packed(Packed::new(size, descriptors, driver, device, features)),
-            false => Ring::Split(Split::new(
+            true => {
+                Ring::Packed(PackedDriverRing::new(size, descriptors, driver, device, features))
+            }
+            false => Ring::Split(SplitDriverRing::new(
                 size,
                 span.segments,
                 [descriptors, driver, device],
@@ -271,7 +273,7 @@ impl NetQueue {
 }
 
 fn write_table(memory: &SharedMemory, at: usize, pieces: &[BufferPiece], packed: bool) {
-    use rackbus_spec::virtio::ring::{Descriptor, PackedDescriptor};
+    use rackbus_spec::virtio::ring::{PackedDescriptor, SplitDescriptor};
     for (index, (address, length, kind)) in (0u16..).zip(pieces) {
         let at = at + usize::from(index) * DESCRIPTOR_SIZE;
         let (address, length) = (*address, *length);
@@ -282,7 +284,7 @@ fn write_table(memory: &SharedMemory, at: usize, pieces: &[BufferPiece], packed:
         }
         let last = usize::from(index) + 1 == pieces.len();
         let flags = kind | if last { 0 } else { flags::NEXT };
-        memory.whole().write_obj(at, &Descriptor { address, length, flags, next: index + 1 });
+        memory.whole().write_obj(at, &SplitDescriptor { address, length, flags, next: index + 1 });
     }
 }
 

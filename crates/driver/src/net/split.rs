@@ -4,12 +4,14 @@ use std::sync::atomic::{Ordering, fence};
 
 use rackbus_memory::SharedMemory;
 use rackbus_spec::virtio::feature;
-use rackbus_spec::virtio::ring::{DESCRIPTOR_SIZE, Descriptor, flags, passes, split as layout};
+use rackbus_spec::virtio::ring::{
+    DESCRIPTOR_SIZE, SplitDescriptor, flags, passes, split as layout,
+};
 
 use super::ring::BufferPiece;
 
 #[derive(Debug)]
-pub struct Split {
+pub struct SplitDriverRing {
     size: u16,
     per_buffer: u16,
     descriptors: usize,
@@ -22,12 +24,12 @@ pub struct Split {
     taken: u16,
 }
 
-impl Split {
-    pub fn new(size: u16, per_buffer: u16, areas: [usize; 3], features: u64) -> Split {
+impl SplitDriverRing {
+    pub fn new(size: u16, per_buffer: u16, areas: [usize; 3], features: u64) -> SplitDriverRing {
         let [descriptors, available, used] = areas;
         let event_index = features & feature::EVENT_IDX != 0;
         let (next, published, taken) = (0, 0, 0);
-        Split {
+        SplitDriverRing {
             size,
             per_buffer,
             descriptors,
@@ -47,7 +49,7 @@ impl Split {
             let last = usize::from(index) + 1 == pieces.len();
             let (address, length, next) = (*address, *length, head + index + 1);
             let flags = kind | if last { 0 } else { flags::NEXT };
-            memory.whole().write_obj(at, &Descriptor { address, length, flags, next });
+            memory.whole().write_obj(at, &SplitDescriptor { address, length, flags, next });
         }
         let slot = usize::from(self.next % self.size);
         let at = self.available + layout::RING + slot * layout::AVAILABLE_SIZE;

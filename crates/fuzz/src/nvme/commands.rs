@@ -2,7 +2,7 @@
 
 use rackbus_spec::nvme::Sqe;
 
-use super::{Driver, LISTS, PAGE, at};
+use super::{LISTS, NvmeDriver, PAGE, at};
 use crate::input::Input;
 
 pub(super) fn command(opcode: u8) -> Sqe {
@@ -24,7 +24,7 @@ pub(super) fn address(input: &mut Input<'_>) -> u64 {
 }
 
 /// Puts a list of PRP entries into memory; its address.
-pub(super) fn prp_list(driver: &Driver, input: &mut Input<'_>) -> u64 {
+pub(super) fn prp_list(driver: &NvmeDriver, input: &mut Input<'_>) -> u64 {
     let page = LISTS + u64::from(input.u8() % 8);
     let (first, count) = (u64::from(input.u16() & 511), u64::from(input.u16() % 600));
     let (start, step, last) = (address(input), u64::from(input.u8() % 3), address(input));
@@ -42,7 +42,7 @@ pub(super) fn prp_list(driver: &Driver, input: &mut Input<'_>) -> u64 {
 }
 
 /// Puts SGL descriptors into memory: a segment. Its address.
-pub(super) fn sgl_segment(driver: &Driver, input: &mut Input<'_>) -> u64 {
+pub(super) fn sgl_segment(driver: &NvmeDriver, input: &mut Input<'_>) -> u64 {
     let page = LISTS + u64::from(input.u8() % 8);
     let first = u64::from(input.u8()) * 16;
     for nth in 0..u64::from(input.u8() % 40) {
@@ -67,7 +67,7 @@ pub(super) fn sgl_descriptor(input: &mut Input<'_>) -> [u64; 2] {
     [address, kind << 56 | length]
 }
 
-pub(super) fn data_pointer(driver: &Driver, input: &mut Input<'_>, sqe: &mut Sqe) {
+pub(super) fn data_pointer(driver: &NvmeDriver, input: &mut Input<'_>, sqe: &mut Sqe) {
     match input.u8() % 8 {
         0 | 1 => sqe.dptr = [address(input), address(input)],
         2 | 3 => sqe.dptr = [address(input), prp_list(driver, input)],
@@ -89,7 +89,7 @@ pub(super) fn data_pointer(driver: &Driver, input: &mut Input<'_>, sqe: &mut Sqe
     }
 }
 
-pub(super) fn any_command(driver: &Driver, input: &mut Input<'_>, qid: u16) -> Sqe {
+pub(super) fn any_command(driver: &NvmeDriver, input: &mut Input<'_>, qid: u16) -> Sqe {
     const ADMIN: [u8; 12] = [0, 1, 2, 4, 5, 6, 8, 9, 0xa, 0xc, 0x7c, 0x80];
     const IO: [u8; 8] = [0, 1, 2, 5, 8, 9, 0xc, 4];
     let (choice, flags) = (input.u8(), input.u8());

@@ -4,33 +4,20 @@ use std::sync::atomic::Ordering;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::{Access, SharedMemory};
-use rackbus_pci::endpoint::{Clock, FunctionRegion};
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, Function, FunctionState, Saved, Work};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cc};
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
 
 use super::commands::command;
 use super::{DATA, DRIVE, OPEN, PAGE, PAGES, PAIRS, QUEUES, RAM, READ_ONLY, SHADOW, STRIDE};
+use crate::clock::ManualClock;
 
-/// Where the time stands.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Time(pub(super) std::sync::Arc<std::sync::atomic::AtomicU64>);
-
-impl Clock for Time {
-    fn now_ns(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn ticks(&self) -> u64 {
-        self.now_ns()
-    }
-}
-
-pub(crate) struct Driver {
+pub(crate) struct NvmeDriver {
     pub(crate) endpoint: Endpoint,
     config: NvmeConfig,
     ram: SharedMemory,
-    pub(super) time: Time,
+    pub(super) time: ManualClock,
     /// Entries of each queue, and tails of submission queues.
     pub(super) entries: u16,
     tails: [u16; PAIRS as usize + 1],
@@ -44,21 +31,21 @@ pub(super) fn at(page: u64) -> u64 {
     RAM + page * PAGE
 }
 
-impl Driver {
-    pub(crate) fn new(block_size: u32) -> Driver {
+impl NvmeDriver {
+    pub(crate) fn new(block_size: u32) -> NvmeDriver {
         let config = NvmeConfig { block_size, ..NvmeConfig::memory(DRIVE, "FUZZ") };
         let nvme = Nvme::new(&config).expect("there is memory for it");
-        Driver::of(Box::new(nvme), config)
+        NvmeDriver::of(Box::new(nvme), config)
     }
 
-    /// Of a drive that `config` describes. Where that is no drive in memory, nobody can [go on](Driver::go_on) with it.
-    pub(crate) fn of(nvme: Box<dyn Function>, config: NvmeConfig) -> Driver {
-        let time = Time::default();
+    /// Of a drive that `config` describes. Where that is no drive in memory, nobody can [go on](NvmeDriver::go_on) with it.
+    pub(crate) fn of(nvme: Box<dyn Function>, config: NvmeConfig) -> NvmeDriver {
+        let time = ManualClock::default();
         let ram = SharedMemory::create("driver", PAGES * PAGE).expect("there is memory for it");
         for page in [0, 60, 61, 62, 63, READ_ONLY.start, READ_ONLY.end - 1] {
             ram.whole().part((page * PAGE) as usize, 4096).expect("it is inside").fill(0xc5);
         }
-        let mut driver = Driver {
+        let mut driver = NvmeDriver {
             endpoint: Endpoint::with_clock(nvme, Box::new(time.clone())),
             config,
             ram,

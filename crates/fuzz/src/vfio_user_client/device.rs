@@ -10,12 +10,12 @@ use rackbus_pci::vfio_user::{DeviceShape, ServedDevice, ShownInterrupts, ShownWi
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::{irq, region};
 
-use super::server::Server;
+use super::server::FuzzedServer;
 use super::{MOST, access, access_of, act, check_areas, look_at_registers, range, wires};
 use crate::input::Input;
 
 /// Learns what the function is and uses it, as one of a node's or not.
-pub(super) fn use_one(server: &Arc<Server>, foreign: bool) {
+pub(super) fn use_one(server: &Arc<FuzzedServer>, foreign: bool) {
     let Ok(device) = RemoteDevice::attach(server.clone(), Box::new(drop)) else { return };
     let device = if foreign { device.of_foreign_server() } else { device };
     check(device.shape());
@@ -46,7 +46,7 @@ fn check(shape: &DeviceShape) {
 }
 
 /// Has its user do one thing. What is refused is refused by the server.
-fn do_one(device: &dyn ServedDevice, server: &Server) {
+fn do_one(device: &dyn ServedDevice, server: &FuzzedServer) {
     match server.take(|input| input.u8()) % act::COUNT {
         act::READ => {
             let (region, offset, length) = server.take(access);
@@ -96,7 +96,7 @@ fn part(region: u32) -> FunctionRegion {
     }
 }
 
-fn change(server: &Server, input: &mut Input<'_>) -> IrqChange {
+fn change(server: &FuzzedServer, input: &mut Input<'_>) -> IrqChange {
     let kind = input.u8() % 8;
     let (_, start, mut wires) = wires(server, input);
     match kind {

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rackbus_memory::{Event, SharedMemory, Stream, StreamError};
 use rackbus_pci::vfio_user::wire::{MAX_FDS, MAX_MESSAGE};
-use rackbus_spec::vfio_user::{Flags, Header, RegionAccess, TYPE_MASK, command};
+use rackbus_spec::vfio_user::{Flags, MessageHeader, RegionAccess, TYPE_MASK, command};
 use rustix::fs::MemfdFlags;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -51,7 +51,7 @@ pub(super) mod beside {
 }
 
 /// A server, at the other end of a client's stream.
-pub(super) struct Server {
+pub(super) struct FuzzedServer {
     state: Mutex<State>,
     ended: Condvar,
     /// What a client passes on.
@@ -73,7 +73,7 @@ struct State {
     /// The body that was received last.
     body: Vec<u8>,
     /// The request that waits for its answer.
-    asked: Option<Header>,
+    asked: Option<MessageHeader>,
     /// Whether a body is received next, not a header.
     receives_body: bool,
     ended: bool,
@@ -92,13 +92,13 @@ impl State {
     }
 }
 
-impl Server {
-    pub(super) fn new(data: &[u8]) -> Server {
+impl FuzzedServer {
+    pub(super) fn new(data: &[u8]) -> FuzzedServer {
         let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC);
         let unsealed = File::from(unsealed.expect("there is memory"));
         unsealed.set_len(MEMORY).expect("there is memory");
         let (passed, watched) = UnixStream::pair().expect("there is room for it");
-        Server {
+        FuzzedServer {
             state: Mutex::new(State { data: data.to_vec(), ..State::default() }),
             ended: Condvar::new(),
             event: Event::new().expect("there is room for it"),
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Says what the input answers to a request; without input nothing.
-    fn answer(&self, state: &mut State, request: &Header, access: Option<RegionAccess>) {
+    fn answer(&self, state: &mut State, request: &MessageHeader, access: Option<RegionAccess>) {
         if state.at == state.data.len() {
             return;
         }
@@ -170,21 +170,21 @@ impl Server {
         {
             body.resize(size_of::<RegionAccess>() + access.count as usize, kind);
         }
-        let length = size_of::<Header>() + body.len();
+        let length = size_of::<MessageHeader>() + body.len();
         let length = if kind & answer::LENGTH != 0 {
             state.take(|input| input.u32())
         } else {
             length as u32
         };
-        let right = Header { message_size: length, flags: Flags::REPLY.bits(), ..*request };
+        let right = MessageHeader { message_size: length, flags: Flags::REPLY.bits(), ..*request };
         let header = state.take(|input| match kind & HEADERS {
             0 => right,
             ERROR => {
                 let flags = (Flags::REPLY | Flags::ERROR).bits();
-                Header { flags, error: input.number() as u32, ..right }
+                MessageHeader { flags, error: input.number() as u32, ..right }
             }
-            ANY_FLAGS => Header { flags: input.u32(), ..right },
-            _ => Header { message_id: input.u16(), command: input.u16(), ..right },
+            ANY_FLAGS => MessageHeader { flags: input.u32(), ..right },
+            _ => MessageHeader { message_id: input.u16(), command: input.u16(), ..right },
         });
         let message = [header.as_bytes(), &body].concat();
         let unasked = if kind & answer::UNASKED != 0 { unasked(state) } else { Vec::new() };
@@ -200,15 +200,16 @@ impl Server {
 fn unasked(state: &mut State) -> Vec<u8> {
     let (command, flags) = state.take(|input| (input.u8().into(), input.u8().into()));
     let body = state.take(|input| input.short().to_vec());
-    let message_size = (size_of::<Header>() + body.len()) as u32;
-    let header = Header { message_id: 0, command, message_size, flags, error: 0 };
+    let message_size = (size_of::<MessageHeader>() + body.len()) as u32;
+    let header = MessageHeader { message_id: 0, command, message_size, flags, error: 0 };
     [header.as_bytes(), &body].concat()
 }
 
-impl Stream for Server {
+impl Stream for FuzzedServer {
     fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
         let bytes = parts.concat();
-        let (header, body) = Header::read_from_prefix(&bytes).expect("a request has a header");
+        let (header, body) =
+            MessageHeader::read_from_prefix(&bytes).expect("a request has a header");
         let state = &mut *lock(&self.state);
         assert!(!state.ended, "{header:?} after the end");
         assert_eq!(header.message_size as usize, bytes.len(), "a request's length is not its own");

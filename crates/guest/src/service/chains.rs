@@ -15,7 +15,7 @@ use super::ledger::Ledger;
 use crate::fuse::MAX_REQUEST;
 use crate::journal::QueuedRequest;
 
-pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
+pub(super) type RequestChain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 
 /// Most pieces of memory that an answer may go to; what a queue has entries.
 const MOST_PIECES: usize = super::backend::QUEUE_SIZE;
@@ -132,7 +132,7 @@ pub(super) fn is_running(vring: &VringRwLock) -> bool {
 }
 
 /// What a request says; nothing when it cannot be read.
-pub(super) fn read(chain: &Chain) -> Vec<u8> {
+pub(super) fn read(chain: &RequestChain) -> Vec<u8> {
     let Ok(reader) = chain.clone().reader(chain.memory()) else { return Vec::new() };
     let mut bytes = Vec::with_capacity(reader.available_bytes().min(MAX_REQUEST));
     match reader.take(MAX_REQUEST as u64).read_to_end(&mut bytes) {
@@ -142,7 +142,7 @@ pub(super) fn read(chain: &Chain) -> Vec<u8> {
 }
 
 /// Where its answer goes.
-pub(super) fn room(chain: &Chain) -> Vec<(u64, u32)> {
+pub(super) fn room(chain: &RequestChain) -> Vec<(u64, u32)> {
     let pieces = chain.clone().writable().take(MOST_PIECES);
     pieces.map(|piece| (piece.addr().0, piece.len())).collect()
 }

@@ -26,7 +26,7 @@ const MAX_TOLD: usize = MAX_REQUEST + (64 << 10);
 
 /// What a standby is told.
 #[derive(Serialize, Deserialize)]
-enum Told {
+enum StandbyMessage {
     /// It begins: with the ledger, the core as it is, and QEMU's socket.
     Begin { core: u64 },
     /// A file of the guest's that is memory.
@@ -65,13 +65,15 @@ impl StandbyLink {
         }
         let [words, replies] = ledger.descriptors();
         let core = core.len() as u64;
-        link.tell(&Told::Begin { core }, &[words, replies, file.as_fd(), qemu])?;
+        link.tell(&StandbyMessage::Begin { core }, &[words, replies, file.as_fd(), qemu])?;
         for (object, held) in &kept.held {
             let object = *object;
             match held {
-                KeptFile::Memory(file) => link.tell(&Told::Memory { object }, &[file.as_fd()])?,
+                KeptFile::Memory(file) => {
+                    link.tell(&StandbyMessage::Memory { object }, &[file.as_fd()])?
+                }
                 KeptFile::Bell(bell, line) => {
-                    link.tell(&Told::Bell { object }, &[bell.as_fd(), line.as_fd()])?;
+                    link.tell(&StandbyMessage::Bell { object }, &[bell.as_fd(), line.as_fd()])?;
                 }
                 KeptFile::Other => {}
             }
@@ -79,14 +81,14 @@ impl StandbyLink {
         for (session, SessionSockets { calls, events, theirs }) in &kept.sessions {
             let mut beside = vec![calls.as_fd(), events.as_fd()];
             beside.extend(theirs.iter().map(|fd| fd.as_fd()));
-            let told = Told::Session { session: *session, opened: theirs.is_none() };
+            let told = StandbyMessage::Session { session: *session, opened: theirs.is_none() };
             link.tell(&told, &beside)?;
         }
         for (key, fds) in &kept.said {
             let beside: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-            link.tell(&Told::Said { key: *key }, &beside)?;
+            link.tell(&StandbyMessage::Said { key: *key }, &beside)?;
         }
-        link.tell(&Told::Ready, &[])?;
+        link.tell(&StandbyMessage::Ready, &[])?;
         Ok(link)
     }
 
@@ -96,10 +98,10 @@ impl StandbyLink {
         record: &JournalRecord,
         beside: &[BorrowedFd<'_>],
     ) -> std::io::Result<()> {
-        self.tell(&Told::Happened(record.clone()), beside)
+        self.tell(&StandbyMessage::Happened(record.clone()), beside)
     }
 
-    fn tell(&self, told: &Told, beside: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    fn tell(&self, told: &StandbyMessage, beside: &[BorrowedFd<'_>]) -> std::io::Result<()> {
         let (bytes, begun) = (encode(told), Instant::now());
         loop {
             match self.0.send(&bytes, beside) {
@@ -149,7 +151,7 @@ pub(super) fn listen(packets: &Packets) -> Option<InheritedDevice> {
                 return None;
             }
         };
-        let told = buffer.get(..packet.length).and_then(decode::<Told>);
+        let told = buffer.get(..packet.length).and_then(decode::<StandbyMessage>);
         let taken = told.filter(|_| !packet.lost).and_then(|it| listener.take(it, packet.fds));
         if taken.is_none() {
             tracing::error!("the standby received a malformed record");
@@ -169,8 +171,8 @@ struct Listener {
 }
 
 impl Listener {
-    fn take(&mut self, told: Told, beside: Vec<OwnedFd>) -> Option<()> {
-        if let Told::Begin { core } = told {
+    fn take(&mut self, told: StandbyMessage, beside: Vec<OwnedFd>) -> Option<()> {
+        if let StandbyMessage::Begin { core } = told {
             let [words, replies, file, qemu] = beside.try_into().ok()?;
             let mut bytes = vec![0; usize::try_from(core).ok()?];
             let read = rustix::io::pread(&file, &mut bytes, 0).ok()?;
@@ -181,16 +183,16 @@ impl Listener {
         }
         let kept = self.kept.as_mut()?;
         match told {
-            Told::Begin { .. } => {}
-            Told::Memory { object } => {
+            StandbyMessage::Begin { .. } => {}
+            StandbyMessage::Memory { object } => {
                 let [file] = beside.try_into().ok()?;
                 kept.held.insert(object, KeptFile::Memory(file.into()));
             }
-            Told::Bell { object } => {
+            StandbyMessage::Bell { object } => {
                 let [event, line] = beside.try_into().ok()?;
                 kept.held.insert(object, hold(event, DescriptorKind::Bell, Some(&line.into())));
             }
-            Told::Session { session, opened } => {
+            StandbyMessage::Session { session, opened } => {
                 let mut beside = beside.into_iter();
                 let mut next = || Packets::from_peer(beside.next()?).ok();
                 let (calls, events) = (next()?.into(), next()?.into());
@@ -200,9 +202,9 @@ impl Listener {
                 }
                 kept.sessions.insert(session, SessionSockets { calls, events, theirs });
             }
-            Told::Said { key } => drop(kept.said.insert(key, beside)),
-            Told::Ready => self.ready = true,
-            Told::Happened(record) => {
+            StandbyMessage::Said { key } => drop(kept.said.insert(key, beside)),
+            StandbyMessage::Ready => self.ready = true,
+            StandbyMessage::Happened(record) => {
                 let outcome = kept.take(&record, beside);
                 kept.release(&outcome.actions);
             }

@@ -40,7 +40,7 @@ use crate::journal::{Core, JournalRecord, QUEUES, QueuedRequest};
 use crate::state::GuestAction;
 use backend::Backend;
 use bells::Bells;
-use chains::{Chain, Chains};
+use chains::{Chains, RequestChain};
 use kept::{DeviceParts, KeptFile};
 use ledger::Ledger;
 use link::StandbyLink;
@@ -279,7 +279,7 @@ impl Device {
     }
 
     /// A request came by a queue; false where its driver is at fault, and the queue is served no more.
-    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &Chain) -> bool {
+    fn request(self: &Arc<Self>, queue: u8, vring: &VringRwLock, chain: &RequestChain) -> bool {
         let head = chain.head_index();
         if !self.chains.admits(vring, queue, head) {
             self.fail(queue, vring, head);

@@ -11,7 +11,7 @@ use super::{Lender, LenderAction, State};
 /// The newest change of a device that this lender was told of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Told {
+pub(super) struct NewestChange {
     pub(super) number: LeaseId,
     functions: Vec<String>,
     /// What the rack file would say of it; none where it is withdrawn.
@@ -20,7 +20,7 @@ pub(super) struct Told {
     outcome: Option<Result<(), String>>,
 }
 
-impl Told {
+impl NewestChange {
     /// Whether it offers something else than `section` says.
     fn offers_other(&self, section: &str) -> bool {
         self.section.as_deref().is_some_and(|own| own != section)
@@ -31,7 +31,7 @@ impl Told {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DeviceChanges {
-    told: BTreeMap<String, Told>,
+    told: BTreeMap<String, NewestChange>,
     /// Functions that were withdrawn, each with the newest epoch that this lender was told of: one of the same name
     /// continues from there.
     withdrawn: BTreeMap<String, Epoch>,
@@ -53,7 +53,7 @@ impl Lender {
     /// The devices that were offered since the node began, with what the rack file would say of each: another process
     /// that continues with this value has to have them too.
     pub fn offered(&self) -> impl Iterator<Item = (&str, &str)> {
-        let offered = |told: &Told| matches!(told.outcome, Some(Ok(())));
+        let offered = |told: &NewestChange| matches!(told.outcome, Some(Ok(())));
         self.changes
             .told
             .iter()
@@ -96,8 +96,12 @@ impl Lender {
             all if all == functions.len() && (same || from_file) => Some(Ok(())),
             _ => Some(Err(format!("there is another device {device}; withdraw that first"))),
         };
-        let told =
-            Told { number, functions, section: Some(section.clone()), outcome: outcome.clone() };
+        let told = NewestChange {
+            number,
+            functions,
+            section: Some(section.clone()),
+            outcome: outcome.clone(),
+        };
         match outcome {
             Some(Err(reason)) => {
                 let (incarnation, outcome) = (self.incarnation, Err(reason));
@@ -167,7 +171,8 @@ impl Lender {
                 self.changes.withdrawn.insert(function, entry.newest);
             }
         }
-        let told = Told { number, functions: functions.clone(), section: None, outcome: None };
+        let told =
+            NewestChange { number, functions: functions.clone(), section: None, outcome: None };
         self.changes.told.insert(device.clone(), told);
         vec![LenderAction::Withdraw { device, number, functions }]
     }
@@ -191,7 +196,7 @@ impl Lender {
     }
 
     /// The change of `device` that the node is at.
-    fn at_work(&mut self, device: &str, number: LeaseId) -> Option<&mut Told> {
+    fn at_work(&mut self, device: &str, number: LeaseId) -> Option<&mut NewestChange> {
         let told = self.changes.told.get_mut(device)?;
         (told.number == number && told.outcome.is_none()).then_some(told)
     }

@@ -22,12 +22,12 @@ const LENGTH: usize = 4;
 pub(crate) struct TlsPackets {
     stream: TlsConversation,
     /// Whether TLS holds something that the socket did not take.
-    held: Arc<Held>,
+    held: Arc<TlsBacklog>,
     incoming: Mutex<Incoming>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct TlsBacklog {
     state: Mutex<Holding>,
     changed: Condvar,
 }
@@ -71,7 +71,7 @@ impl Incoming {
     }
 }
 
-impl Held {
+impl TlsBacklog {
     fn lock(&self) -> MutexGuard<'_, Holding> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +101,7 @@ impl TlsPackets {
     /// # Errors
     /// When there is no thread for it.
     pub(crate) fn new(stream: TlsConversation) -> Result<TlsPackets, StreamError> {
-        let held = Arc::<Held>::default();
+        let held = Arc::<TlsBacklog>::default();
         let (theirs, giving) = (held.clone(), stream.clone());
         std::thread::Builder::new()
             .name("link packets".into())

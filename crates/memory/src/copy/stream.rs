@@ -1,17 +1,17 @@
 //! Copies by streaming stores, which neither read the destination's lines nor leave them in a cache.
 
 /// How a processor streams.
-pub(super) type Stream = unsafe fn(*const u8, *mut u8, usize);
+pub(super) type StreamingCopy = unsafe fn(*const u8, *mut u8, usize);
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn streaming() -> Option<Stream> {
+pub(super) fn streaming() -> Option<StreamingCopy> {
     None
 }
 
 /// The widest way that gains anything: stores of 64 bytes were measured to be no faster than
 /// those of 32.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn streaming() -> Option<Stream> {
+pub(super) fn streaming() -> Option<StreamingCopy> {
     Some(if is_x86_feature_detected!("avx2") { x86::stream_avx2 } else { x86::stream_sse2 })
 }
 

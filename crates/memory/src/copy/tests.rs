@@ -249,7 +249,7 @@ struct Gone {
     released: AtomicU32,
 }
 
-impl Parties for Gone {
+impl TransferParties for Gone {
     fn are_gone(&self) -> bool {
         assert_eq!(self.released.load(Ordering::Relaxed), 0);
         self.gone

@@ -70,7 +70,7 @@ pub enum PieceError {
 
 /// Those whom bytes are from and for. Shared, so that asking them costs a transaction no allocation
 /// where they are known already.
-pub trait Parties: Send + Sync {
+pub trait TransferParties: Send + Sync {
     /// Whether one of them is gone for good.
     fn are_gone(&self) -> bool;
 
@@ -122,7 +122,7 @@ pub struct Transaction {
     bytes: u64,
     /// The guard's count before any region was looked at.
     replaced_before: Option<u64>,
-    parties: Option<Arc<dyn Parties>>,
+    parties: Option<Arc<dyn TransferParties>>,
     /// In a place of its own: most have none, and what is passed to the channel's processor is
     /// cache lines.
     at_end: Option<Box<AtEnd>>,
@@ -211,9 +211,9 @@ impl Transaction {
 
     /// Asks `parties` once, when all bytes are copied: if one of them is gone, the transaction has
     /// failed ([`CopyFailure::Gone`]). How it ended is decided by then, whatever becomes of them later.
-    /// They are [released](Parties::release) before the end is told.
+    /// They are [released](TransferParties::release) before the end is told.
     #[must_use]
-    pub fn between(mut self, parties: Arc<dyn Parties>) -> Transaction {
+    pub fn between(mut self, parties: Arc<dyn TransferParties>) -> Transaction {
         self.parties = Some(parties);
         self
     }

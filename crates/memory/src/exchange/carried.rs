@@ -26,7 +26,7 @@ use rustix::time::{
 };
 
 use super::lane::{LaneNews, WrongLane};
-use super::session::{FrameOutbox, Millis, SessionEndReason, SessionSide};
+use super::session::{FrameOutbox, SessionEndReason, SessionMillis, SessionSide};
 use super::{ExchangeError, ExchangeLayout, MESSAGE_BYTES, place, unfit};
 use crate::region::SharedMemory;
 use crate::ring::PushError;
@@ -59,8 +59,8 @@ pub(super) struct CarriedEnd {
     /// How many messages were received.
     received: u64,
     /// Between two looks at the time, and when the next is due.
-    beat: Millis,
-    beat_at: Millis,
+    beat: SessionMillis,
+    beat_at: SessionMillis,
     /// The last of the other side's that was heard.
     beat_heard: u32,
     /// Readable when there is something to do.
@@ -83,7 +83,7 @@ fn places(layout: ExchangeLayout) -> Result<usize, ExchangeError> {
 }
 
 /// A descriptor that becomes readable every so many milliseconds.
-fn timer(every: Millis) -> rustix::io::Result<OwnedFd> {
+fn timer(every: SessionMillis) -> rustix::io::Result<OwnedFd> {
     let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
     let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
     let nanoseconds = (every % 1000) * 1_000_000;

@@ -22,7 +22,7 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::session::Millis;
+use super::session::SessionMillis;
 use crate::region::Region;
 
 pub use answering::AnsweringLane;
@@ -33,7 +33,7 @@ pub const LEAST: usize = 4096;
 
 /// A transfer that has not ended after so much time, in which this side looked for its end, never does. Those who wait for
 /// an operation, which is then sent over the connection, give up after 5 s.
-pub const PATIENCE: Millis = 2_000;
+pub const PATIENCE: SessionMillis = 2_000;
 
 /// Bytes at the end of the exposed memory by which the side that asks makes sure that the lane leads there.
 pub const PROOF_BYTES: usize = 16;

@@ -19,4 +19,4 @@ pub use contact::{Contact, ContactState, SessionEndReason, SessionSide, SessionT
 pub use outbox::{FrameOutbox, OutboxFull, OutboxState, WrongCount};
 
 /// Milliseconds since the session began, by the clock of one side.
-pub type Millis = u64;
+pub type SessionMillis = u64;

@@ -42,7 +42,7 @@ struct Ring {
 const LOOK: usize = 24;
 
 /// What a ring has.
-enum Found {
+enum RingContent {
     Frame(usize),
     Nothing,
     /// It is of no more use.
@@ -90,15 +90,15 @@ impl IncomingRings {
         while looks > 0 {
             let at = self.turn;
             match self.rings[at].look(to, switch, clock, counters) {
-                Found::Frame(bytes) if self.left > 0 => {
+                RingContent::Frame(bytes) if self.left > 0 => {
                     self.left = self.left.saturating_sub(bytes);
                     (self.current, self.seen) = (Some((at, bytes)), false);
                     return Some(at);
                 }
                 // It has had its turn; alone it has the next one, too.
-                Found::Frame(_) => {}
-                Found::Nothing => looks -= 1,
-                Found::Over => {
+                RingContent::Frame(_) => {}
+                RingContent::Nothing => looks -= 1,
+                RingContent::Over => {
                     let ring = self.rings.remove(at);
                     let _ = epoll::delete(wake, &ring.receiver);
                     // What was behind its sender may be elsewhere from now on; no frame of it is left to be learned from.
@@ -162,18 +162,18 @@ impl Ring {
         switch: &StationSwitch,
         clock: &dyn Fn() -> u64,
         counters: &LaneCounters,
-    ) -> Found {
+    ) -> RingContent {
         if self.behind.is_some() {
-            return Found::Nothing;
+            return RingContent::Nothing;
         }
         for _ in 0..MOST_THROWN_AWAY {
             let frame = match self.receiver.peek() {
                 Ok(Some(frame)) => frame,
-                Ok(None) if !self.ended => return Found::Nothing,
-                Ok(None) => return Found::Over,
+                Ok(None) if !self.ended => return RingContent::Nothing,
+                Ok(None) => return RingContent::Over,
                 Err(error) => {
                     tracing::warn!(from = self.from.station, %error, "a ring's sender violates the protocol; the ring is not used any more");
-                    return Found::Over;
+                    return RingContent::Over;
                 }
             };
             let bytes = frame.bytes.len();
@@ -187,10 +187,10 @@ impl Ring {
                 }
                 _ => Err(Cause::Length),
             };
-            let Err(cause) = checked else { return Found::Frame(bytes) };
+            let Err(cause) = checked else { return RingContent::Frame(bytes) };
             counters.peers[self.from.station].drops.count(cause);
             self.receiver.consume();
         }
-        Found::Nothing
+        RingContent::Nothing
     }
 }

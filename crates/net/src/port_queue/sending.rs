@@ -11,14 +11,19 @@ use crate::beginning::looked_at;
 use crate::capture::Captured;
 use crate::ethernet::TAG;
 use crate::offload::Offload;
-use crate::port::{Cause, MAX_FRAME, Sent};
+use crate::port::{Cause, MAX_FRAME, SendOutcome};
 use crate::switch::FrameTarget;
 use crate::vlan::Rewrite;
 
 impl PortQueue {
     /// Sends a frame of `head` and, behind it, `parts` without their first bytes, as many as `head` has: `head`
     /// is the beginning of the parts, read once.
-    pub fn send_checked(&mut self, offload: Offload, head: &[u8], parts: &[DmaSlice<'_>]) -> Sent {
+    pub fn send_checked(
+        &mut self,
+        offload: Offload,
+        head: &[u8],
+        parts: &[DmaSlice<'_>],
+    ) -> SendOutcome {
         self.hear();
         let length = parts.iter().map(DmaSlice::len).sum::<usize>().max(head.len());
         let looked_at = &head[..looked_at(head, length).min(head.len())];
@@ -58,23 +63,23 @@ impl PortQueue {
         }
     }
 
-    fn drop_undecided(&self, cause: Cause) -> Sent {
+    fn drop_undecided(&self, cause: Cause) -> SendOutcome {
         self.handle.counters().drops.count(cause);
-        Sent::Dropped(cause)
+        SendOutcome::Dropped(cause)
     }
 
-    fn send_to(&mut self, to: usize, rewrite: &Rewrite, frame: &Sending<'_>) -> Sent {
+    fn send_to(&mut self, to: usize, rewrite: &Rewrite, frame: &Sending<'_>) -> SendOutcome {
         let ready = self.ready(to);
         let sent = match (ready, &mut self.outgoing[to]) {
             (Ready::Open, Outgoing::Open { sender, .. }) => frame.put(sender, rewrite),
-            (Ready::Wait, _) => return Sent::Full,
+            (Ready::Wait, _) => return SendOutcome::Full,
             _ => return self.dropped(to, Cause::Down),
         };
         match sent {
             Ok(length) => {
                 self.sent(to, length);
                 self.capture_sent(frame.head, frame.parts);
-                Sent::Done
+                SendOutcome::Done
             }
             Err(FrameError::Full) => self.full(to, (frame.length() + TAG).min(MAX_FRAME)),
             Err(FrameError::Length) => self.dropped(to, Cause::Length),
@@ -86,11 +91,15 @@ impl PortQueue {
     }
 
     /// To those of `receivers` that have room; those whose ring is just being opened are waited for.
-    fn send_to_all(&mut self, receivers: Vec<(usize, Rewrite)>, frame: &Sending<'_>) -> Sent {
+    fn send_to_all(
+        &mut self,
+        receivers: Vec<(usize, Rewrite)>,
+        frame: &Sending<'_>,
+    ) -> SendOutcome {
         // All are asked for before any is waited for.
         let waits = receivers.iter().filter(|(to, _)| self.ready(*to) == Ready::Wait).count() > 0;
         if waits {
-            return Sent::Full;
+            return SendOutcome::Full;
         }
         if !self.flood.ready((self.clock)()) {
             return self.drop_undecided(Cause::Rate);
@@ -113,7 +122,7 @@ impl PortQueue {
         }
         self.handle.counters().groups.add(1);
         self.capture_sent(frame.head, frame.parts);
-        Sent::Done
+        SendOutcome::Done
     }
 
     /// Whether the ring to a station can be used; it is asked for where there is none.
@@ -144,7 +153,7 @@ impl PortQueue {
         counters.sent_bytes.add(length as u64);
     }
 
-    pub(super) fn full(&mut self, to: usize, length: usize) -> Sent {
+    pub(super) fn full(&mut self, to: usize, length: usize) -> SendOutcome {
         if !self.waits {
             return self.dropped(to, Cause::Full);
         }
@@ -162,15 +171,15 @@ impl PortQueue {
                     Some((_, waits_for)) => *waits_for = length,
                     None => self.blocked.push((to, length)),
                 }
-                Sent::Full
+                SendOutcome::Full
             }
             crate::pressure::Advice::Drop => self.dropped(to, Cause::Full),
         }
     }
 
-    pub(super) fn dropped(&self, to: usize, cause: Cause) -> Sent {
+    pub(super) fn dropped(&self, to: usize, cause: Cause) -> SendOutcome {
         self.handle.counters().peers[to].drops.count(cause);
-        Sent::Dropped(cause)
+        SendOutcome::Dropped(cause)
     }
 
     /// Whoever received from the ring to a station is gone, and takes nothing out of it any more.

@@ -163,13 +163,13 @@ impl World {
             }
         };
         match self.queues[from].send_checked(Offload::default(), &frame, &[]) {
-            Sent::Full => self.held[from] = Some((to, frame)),
-            Sent::Done => {
+            SendOutcome::Full => self.held[from] = Some((to, frame)),
+            SendOutcome::Done => {
                 let number = u64::from_le_bytes(frame[14..22].try_into().unwrap());
                 self.flows.entry((from, to)).or_default().accepted.push(number);
             }
-            Sent::Dropped(Cause::Full | Cause::Down) => {}
-            Sent::Dropped(other) => panic!("{other:?}"),
+            SendOutcome::Dropped(Cause::Full | Cause::Down) => {}
+            SendOutcome::Dropped(other) => panic!("{other:?}"),
         }
         self.queues[from].flush();
     }
@@ -367,7 +367,7 @@ fn a_frame_has_its_vlans_tag_where_its_receiver_takes_it_with_one() {
     let memory = SharedMemory::create("frame", 4096).unwrap();
     let mut reached = |from: usize, to: MacAddress, tag: &[u8], offload: Offload| {
         let bytes = frame(from, to, tag);
-        let mut sent = Sent::Full;
+        let mut sent = SendOutcome::Full;
         for _ in 0..2 {
             // As a function sends it: what was looked at, and the rest of the guest's memory.
             memory.whole().part(0, bytes.len()).unwrap().copy_from(&bytes);
@@ -391,14 +391,17 @@ fn a_frame_has_its_vlans_tag_where_its_receiver_takes_it_with_one() {
     let tagged = Some((frame(0, MacAddress::BROADCAST, &[0x81, 0, 0, 7]), moved(18)));
     assert_eq!(
         reached(0, MacAddress::BROADCAST, &[], offload),
-        (Sent::Done, vec![None, plain, tagged, None])
+        (SendOutcome::Done, vec![None, plain, tagged, None])
     );
     let plain = Some((frame(2, macs[0], &[]), offload));
-    assert_eq!(reached(2, macs[0], seven, moved(18)), (Sent::Done, vec![plain, None, None, None]));
+    assert_eq!(
+        reached(2, macs[0], seven, moved(18)),
+        (SendOutcome::Done, vec![plain, None, None, None])
+    );
     for (from, to, tag) in [(2, macs[0], nine), (0, macs[3], &[]), (0, macs[2], seven)] {
         let none = vec![None; STATIONS];
         let offload = moved(14 + tag.len() as u16);
-        assert_eq!(reached(from, to, tag, offload), (Sent::Dropped(Cause::Vlan), none));
+        assert_eq!(reached(from, to, tag, offload), (SendOutcome::Dropped(Cause::Vlan), none));
     }
 }
 
@@ -407,15 +410,15 @@ fn a_station_sends_to_many_no_more_often_than_the_rack_file_allows() {
     let mut world = World::with("flood_limit = 100\n", 1);
     let frame = [&[0xff; 6][..], &world.stations.all()[0].mac.0, &KIND, &[0; 50]].concat();
     let send = |world: &mut World| world.queues[0].send_checked(Offload::default(), &frame, &[]);
-    assert_eq!(send(&mut world), Sent::Full);
+    assert_eq!(send(&mut world), SendOutcome::Full);
     world.answer(true);
     for _ in 0..10 {
-        assert_eq!(send(&mut world), Sent::Done);
+        assert_eq!(send(&mut world), SendOutcome::Done);
     }
-    assert_eq!(send(&mut world), Sent::Dropped(Cause::Rate));
+    assert_eq!(send(&mut world), SendOutcome::Dropped(Cause::Rate));
     world.clock.fetch_add(10_000_000, Ordering::Relaxed);
-    assert_eq!(send(&mut world), Sent::Done);
-    assert_eq!(send(&mut world), Sent::Dropped(Cause::Rate));
+    assert_eq!(send(&mut world), SendOutcome::Done);
+    assert_eq!(send(&mut world), SendOutcome::Dropped(Cause::Rate));
 }
 
 #[test]
@@ -429,7 +432,9 @@ fn many_senders_have_their_turns() {
         let bytes = frame(&world, from);
         world.queues[from].send_checked(Offload::default(), &bytes, &[]);
         world.answer(true);
-        while world.queues[from].send_checked(Offload::default(), &bytes, &[]) == Sent::Done {}
+        while world.queues[from].send_checked(Offload::default(), &bytes, &[]) == SendOutcome::Done
+        {
+        }
     }
     let mut counts = [0; STATIONS];
     for _ in 0..600 {
@@ -447,10 +452,13 @@ fn what_a_receiver_had_not_taken_when_it_was_gone_is_counted() {
     let mut world = World::new(1);
     let all = world.stations.all();
     let frame = [&all[1].mac.0[..], &all[0].mac.0, &KIND, &[0; 1400]].concat();
-    assert_eq!(world.queues[0].send_checked(Offload::default(), &frame, &[]), Sent::Full);
+    assert_eq!(world.queues[0].send_checked(Offload::default(), &frame, &[]), SendOutcome::Full);
     world.answer(true);
     for _ in 0..5 {
-        assert_eq!(world.queues[0].send_checked(Offload::default(), &frame, &[]), Sent::Done);
+        assert_eq!(
+            world.queues[0].send_checked(Offload::default(), &frame, &[]),
+            SendOutcome::Done
+        );
     }
     world.queues[0].handle().tell(News::Gone(1));
     world.queues[0].unpark();

@@ -6,15 +6,15 @@ const IN_A_ROW: usize = 32;
 
 /// Which of so many queues is next, and how many frames it may still have.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct QueueTurns {
     queues: usize,
     queue: usize,
     left: usize,
 }
 
-impl Turns {
-    pub fn of(queues: usize) -> Turns {
-        Turns { queues, queue: 0, left: IN_A_ROW }
+impl QueueTurns {
+    pub fn of(queues: usize) -> QueueTurns {
+        QueueTurns { queues, queue: 0, left: IN_A_ROW }
     }
 
     /// The next of what the queues have, each of which `take` takes from by its number; nothing when all are empty.
@@ -47,7 +47,7 @@ mod tests {
     fn a_queue_that_is_never_empty_keeps_nobody_from_its_turns() {
         for full in 1..1_u32 << 5 {
             let is_full = |queue: usize| full & 1 << queue != 0;
-            let (mut turns, mut taken) = (Turns::of(5), [0; 5]);
+            let (mut turns, mut taken) = (QueueTurns::of(5), [0; 5]);
             for _ in 0..full.count_ones() as usize * IN_A_ROW * 10 {
                 let queue = turns.next(|queue| is_full(queue).then_some(queue));
                 taken[queue.expect("one has frames")] += 1;
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn one_frame_is_found_wherever_it_lies() {
         for wanted in 0..5 {
-            let mut turns = Turns::of(5);
+            let mut turns = QueueTurns::of(5);
             for _ in 0..100 {
                 assert_eq!(turns.next(|queue| (queue == wanted).then_some(queue)), Some(wanted));
             }

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use rackbus_lease::{BorrowerAction, Grant, LeaseId, LenderAction, Message, Millis};
 
-use super::{Agent, Heard};
+use super::{Agent, AgentEvent};
 use crate::borrower::BorrowedFunctions;
 use crate::release::ReleaseLimit;
 use crate::unplug::{Unplugger, without_plug};
@@ -27,26 +27,26 @@ impl Agent {
                         let _about = lease_span(lease).entered();
                         tracing::info!(device, epoch, borrower, "to be lent");
                         let said = lender.arm(&device, epoch, level.as_deref());
-                        heard.tell_from_job(Heard::Lending(said));
+                        heard.tell_from_job(AgentEvent::Lending(said));
                     });
                 }
                 LenderAction::SetLevel { device, lease, epoch, number, level } => {
                     self.by_device.run(device.clone(), move || {
                         let _about = lease_span(lease).entered();
                         let said = lender.change_level(&device, epoch, number, level.as_deref());
-                        heard.tell_from_job(Heard::Lending(said));
+                        heard.tell_from_job(AgentEvent::Lending(said));
                     });
                 }
                 LenderAction::Offer { device, number, section } => {
                     self.by_device.run(device.clone(), move || {
                         let said = lender.take_on(&device, number, &section);
-                        heard.tell_from_job(Heard::Lending(said));
+                        heard.tell_from_job(AgentEvent::Lending(said));
                     });
                 }
                 LenderAction::Withdraw { device, number, functions } => {
                     self.by_device.run(device.clone(), move || {
                         let said = lender.release(&device, number, &functions);
-                        heard.tell_from_job(Heard::Lending(said));
+                        heard.tell_from_job(AgentEvent::Lending(said));
                     });
                 }
                 LenderAction::Revoke { device, epoch, lease } => {
@@ -60,7 +60,7 @@ impl Agent {
                             heard.trouble();
                             actions
                         });
-                        heard.tell_from_job(Heard::Lending(actions));
+                        heard.tell_from_job(AgentEvent::Lending(actions));
                     });
                 }
             }
@@ -110,17 +110,17 @@ impl Agent {
             if let Err(error) = plugged {
                 tracing::warn!(function, %error, "the function cannot be hot-added");
                 borrower.close(lease);
-                heard.tell_from_job(Heard::OpenDone(lease, Err(error.to_string())));
+                heard.tell_from_job(AgentEvent::OpenDone(lease, Err(error.to_string())));
                 return;
             }
             let outcome = opened.as_ref().map(|path| path.display().to_string());
-            heard.tell_from_job(Heard::OpenDone(lease, outcome.map_err(ToString::to_string)));
+            heard.tell_from_job(AgentEvent::OpenDone(lease, outcome.map_err(ToString::to_string)));
             // A turn has begun when its function can be used, also where its guest does not use it.
             if let (Some(vm), Ok(socket)) = (in_turn, opened)
                 && let Err(error) = unplugger.plug(&vm, &function, &socket)
             {
                 tracing::warn!(vm, function, %error, "the function cannot be hot-added in this turn");
-                heard.tell_from_job(Heard::TurnUsed(lease, without_plug(&error)));
+                heard.tell_from_job(AgentEvent::TurnUsed(lease, without_plug(&error)));
             }
         });
     }
@@ -158,7 +158,7 @@ impl Agent {
             unplug(&borrower, &unplugger, lease, &limit);
             borrower.await_user(lease, || limit.program());
             borrower.close(lease);
-            heard.tell_from_job(Heard::CloseDone(lease));
+            heard.tell_from_job(AgentEvent::CloseDone(lease));
         });
     }
 

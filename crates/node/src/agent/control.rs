@@ -8,7 +8,7 @@ use rackbus_control::said::{NodeLine, SILENCE};
 use rackbus_control::{ControlClient, ControlClientError};
 use tokio::sync::mpsc;
 
-use super::{AgentHandle, Heard};
+use super::{AgentEvent, AgentHandle};
 use crate::term::NewestTerm;
 
 /// How long it waits before it looks for a lost control plane again.
@@ -26,13 +26,13 @@ const ANSWER: Duration = Duration::from_secs(5);
 const UNSAID: usize = 1024;
 
 /// What the node says, on its way to [`post`].
-pub(super) struct Outbox(mpsc::Sender<NodeMessages>);
+pub(super) struct ControlOutbox(mpsc::Sender<NodeMessages>);
 
-impl Outbox {
+impl ControlOutbox {
     /// An outbox, and what takes from it.
-    pub(super) fn new() -> (Outbox, mpsc::Receiver<NodeMessages>) {
+    pub(super) fn new() -> (ControlOutbox, mpsc::Receiver<NodeMessages>) {
         let (said, outbox) = mpsc::channel(UNSAID);
-        (Outbox(said), outbox)
+        (ControlOutbox(said), outbox)
     }
 
     /// Says something. Where too much waits it is dropped, as if it had been lost on its way: the protocol says it
@@ -104,10 +104,10 @@ pub(super) async fn listen(
                     if !std::mem::replace(&mut connected, true) {
                         tracing::info!(host, term, "connected to the control plane");
                         lost = false;
-                        heard.tell(Heard::Connected).await;
+                        heard.tell(AgentEvent::Connected).await;
                     }
                     if let Some(message) = message {
-                        heard.tell(Heard::Said(message)).await;
+                        heard.tell(AgentEvent::Said(message)).await;
                     }
                 }
             }
@@ -168,7 +168,7 @@ mod tests {
     /// The control plane is there and answers nothing.
     #[test]
     fn what_is_said_while_nobody_takes_it_is_bounded_and_dropped() {
-        let (said, mut outbox) = Outbox::new();
+        let (said, mut outbox) = ControlOutbox::new();
         for lease in 0..10_000 {
             let message = Message::Renew { lease, incarnation: 1 };
             said.put(NodeMessages { messages: vec![message], report: None });

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rackbus_lease::{BorrowerAction, LeaseId};
 use tokio::sync::{Notify, mpsc};
 
-use super::Heard;
+use super::AgentEvent;
 
 /// Messages and ends of jobs that may wait for the agent. A control plane that comes back says a few for each
 /// function of a host, and each job tells three things at most.
@@ -21,14 +21,14 @@ const BACKLOG: usize = 256;
 /// The way to the agent.
 #[derive(Debug, Clone)]
 pub struct AgentHandle {
-    heard: mpsc::Sender<Heard>,
+    heard: mpsc::Sender<AgentEvent>,
     notices: Arc<Notices>,
 }
 
 /// All that the agent hears.
 #[derive(Debug)]
 pub struct AgentInbox {
-    heard: mpsc::Receiver<Heard>,
+    heard: mpsc::Receiver<AgentEvent>,
     notices: Arc<Notices>,
 }
 
@@ -41,12 +41,12 @@ pub fn inbox() -> (AgentHandle, AgentInbox) {
 
 impl AgentHandle {
     /// Tells it something as soon as there is a place; an agent that is gone hears nothing.
-    pub async fn tell(&self, heard: Heard) {
+    pub async fn tell(&self, heard: AgentEvent) {
         let _ = self.heard.send(heard).await;
     }
 
     /// The same from a thread that may wait, and for which nobody does who holds up the agent.
-    pub(super) fn tell_from_job(&self, heard: Heard) {
+    pub(super) fn tell_from_job(&self, heard: AgentEvent) {
         let _ = self.heard.blocking_send(heard);
     }
 
@@ -81,7 +81,7 @@ impl AgentHandle {
 impl AgentInbox {
     /// The next that is to be heard; `None` when nobody can tell anything any more. Dropped before it is there, it
     /// takes nothing.
-    pub(super) async fn next(&mut self) -> Option<Heard> {
+    pub(super) async fn next(&mut self) -> Option<AgentEvent> {
         // Whichever is there, in random order where both are: none keeps the other waiting for ever.
         tokio::select! {
             heard = self.heard.recv() => heard,
@@ -116,13 +116,13 @@ impl Waiting {
         !self.trouble && self.lost.is_empty() && self.follows.is_empty()
     }
 
-    fn take(&mut self) -> Option<Heard> {
+    fn take(&mut self) -> Option<AgentEvent> {
         if !self.follows.is_empty() {
-            return Some(Heard::Borrowing(std::mem::take(&mut self.follows)));
+            return Some(AgentEvent::Borrowing(std::mem::take(&mut self.follows)));
         }
         match self.lost.pop_first() {
-            Some((lease, reason)) => Some(Heard::LenderLost(lease, reason)),
-            None => std::mem::take(&mut self.trouble).then_some(Heard::Trouble),
+            Some((lease, reason)) => Some(AgentEvent::LenderLost(lease, reason)),
+            None => std::mem::take(&mut self.trouble).then_some(AgentEvent::Trouble),
         }
     }
 }
@@ -139,7 +139,7 @@ impl Notices {
         self.came.notify_one();
     }
 
-    async fn next(&self) -> Heard {
+    async fn next(&self) -> AgentEvent {
         loop {
             // What is noted in between leaves a permit, with which the wait is over at once.
             let noted = self.lock().take();
@@ -162,9 +162,9 @@ mod tests {
     async fn losses_and_trouble_never_wait_and_are_noted_once() {
         let (agent, mut inbox) = inbox();
         for _ in 0..BACKLOG {
-            agent.tell(Heard::Connected).await;
+            agent.tell(AgentEvent::Connected).await;
         }
-        let more = agent.tell(Heard::Connected);
+        let more = agent.tell(AgentEvent::Connected);
         let waits = tokio::time::timeout(Duration::from_millis(10), more).await;
         assert!(waits.is_err(), "the queue has no bound");
         for round in 0..10_000 {
@@ -175,9 +175,9 @@ mod tests {
         let (mut connected, mut troubles, mut lost) = (0, 0, Vec::new());
         while !inbox.is_empty() {
             match inbox.next().await.unwrap() {
-                Heard::Connected => connected += 1,
-                Heard::Trouble => troubles += 1,
-                Heard::LenderLost(lease, reason) => lost.push((lease, reason)),
+                AgentEvent::Connected => connected += 1,
+                AgentEvent::Trouble => troubles += 1,
+                AgentEvent::LenderLost(lease, reason) => lost.push((lease, reason)),
                 other => panic!("{other:?}"),
             }
         }
@@ -193,7 +193,7 @@ mod tests {
             agent.trouble();
         };
         let (heard, ()) = tokio::join!(inbox.next(), noted);
-        assert!(matches!(heard, Some(Heard::Trouble)), "{heard:?}");
+        assert!(matches!(heard, Some(AgentEvent::Trouble)), "{heard:?}");
         drop(agent);
         assert!(inbox.next().await.is_none(), "nobody is left");
     }

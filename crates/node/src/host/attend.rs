@@ -16,24 +16,24 @@ use crate::sequencer::essential_thread;
 
 /// What other nodes come for.
 #[derive(Clone)]
-pub(super) struct Served {
+pub(super) struct NodeServices {
     pub(super) lender: Arc<LentFunctions>,
     pub(super) segments: Arc<Segments>,
     pub(super) network: NetworkService,
 }
 
-impl Served {
+impl NodeServices {
     /// What the node of these options serves, with nothing of it started yet.
     pub(super) fn new(
         options: &NodeOptions,
         lender: Arc<LentFunctions>,
         fabric: &FabricHandle,
-    ) -> Served {
+    ) -> NodeServices {
         let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
         let segments = Segments::new(rack, host, link, options.segments.clone(), fabric.clone());
         let programs = Programs::new(&options.run_dir, host, &options.segments.hosts);
         segments.borrow_by(Arc::new(programs));
-        Served { lender, segments, network: options.network.clone() }
+        NodeServices { lender, segments, network: options.network.clone() }
     }
 
     /// Serves who has connected, until the conversation ends; what can continue in another process rests as `passage`
@@ -61,7 +61,7 @@ impl Served {
 /// A thread that hears who connects to the link; each conversation gets its own.
 pub(super) fn attend(
     listener: Box<dyn LinkListener>,
-    served: Served,
+    served: NodeServices,
     counters: Arc<LinkCounters>,
     gate: Gate,
 ) -> std::io::Result<()> {

@@ -7,14 +7,14 @@ use rackbus_control::node::{AskedRestart, NodeProcess};
 use tokio::sync::mpsc;
 
 use super::NodeOptions;
-use crate::agent::{AgentHandle, Heard};
+use crate::agent::{AgentEvent, AgentHandle};
 use crate::borrower::BorrowedFunctions;
 use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::state::{AgentState, NodeState};
 use crate::handover::{HandOver, monotonic_ns};
 
 /// How far the process has gone on in the place of the one before.
-pub(super) struct Taken {
+pub(super) struct SuccessionProgress {
     /// When the state was received, in nanoseconds of the monotonic clock.
     pub(super) received_ns: u64,
     /// How many lent functions continue with their users.
@@ -32,7 +32,7 @@ pub(super) fn resume_borrowed(
     borrower: &BorrowedFunctions,
     state: NodeState,
     descriptors: &mut ParcelDescriptors,
-    Taken { received_ns, lent_in_use }: Taken,
+    SuccessionProgress { received_ns, lent_in_use }: SuccessionProgress,
 ) -> std::io::Result<(NodeProcess, AgentState)> {
     let in_use = lent_in_use + state.borrowed.iter().filter(|it| it.client.is_some()).count();
     borrower.resume(state.agent.borrowing.clone(), state.borrowed, descriptors, &*options.link)?;
@@ -69,7 +69,7 @@ pub(super) async fn check_restarts(
         let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
         let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
         match checked {
-            Ok(Ok(())) => heard.tell(Heard::Restart(asked)).await,
+            Ok(Ok(())) => heard.tell(AgentEvent::Restart(asked)).await,
             Ok(Err(error)) => drop(asked.refused.send(error.problem())),
             // It failed: who asked is told so when `asked` is dropped.
             Err(error) => tracing::error!(%error, "a restart could not be prepared"),

@@ -23,13 +23,13 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Between two attempts to take a lock for which there is a limit.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(5);
 
-pub(super) struct Lent {
+pub(super) struct LentFunction {
     pub(super) name: String,
     pub(super) fence: Fence,
     pub(super) lendable: Arc<dyn Lendable>,
     pub(super) patience: Duration,
     pub(super) state: Mutex<LentUse>,
-    pub(super) seen: Mutex<Seen>,
+    pub(super) seen: Mutex<VisibleState>,
     /// The service level that its borrower was promised.
     pub(super) promised: Mutex<Option<String>>,
     /// What its leases use.
@@ -40,7 +40,7 @@ pub(super) struct Lent {
 
 /// What others may see of a device, whatever holds its state.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct VisibleState {
     /// Why it cannot be obtained now.
     pub(super) trouble: Option<String>,
     /// How many were not let in, and why the last was not.
@@ -48,9 +48,9 @@ pub(super) struct Seen {
     pub(super) last_attach_refused: Option<String>,
 }
 
-impl std::fmt::Debug for Lent {
+impl std::fmt::Debug for LentFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lent").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("LentFunction").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -68,9 +68,9 @@ pub(super) struct InUse {
     pub(super) at: Option<RestingConversation>,
 }
 
-/// Ends what was [attached](Lent::attach), however its conversation ended: a revocation waits for it.
+/// Ends what was [attached](LentFunction::attach), however its conversation ended: a revocation waits for it.
 /// Dropped after the session, and so after the function was scrubbed.
-pub(super) struct SessionEnd<'a>(pub(super) &'a Lent);
+pub(super) struct SessionEnd<'a>(pub(super) &'a LentFunction);
 
 impl Drop for SessionEnd<'_> {
     fn drop(&mut self) {
@@ -84,7 +84,7 @@ impl Drop for SessionEnd<'_> {
 
 /// Says that an attach that was admitted came to nothing, also where the function panics at it. Whoever waits for that
 /// looks when the state is unlocked.
-struct AttachAttempt<'a>(&'a Lent);
+struct AttachAttempt<'a>(&'a LentFunction);
 
 impl Drop for AttachAttempt<'_> {
     fn drop(&mut self) {
@@ -93,12 +93,12 @@ impl Drop for AttachAttempt<'_> {
     }
 }
 
-impl Lent {
+impl LentFunction {
     pub(super) fn lock(&self) -> MutexGuard<'_, LentUse> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
+    pub(super) fn seen(&self) -> MutexGuard<'_, VisibleState> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Carrier, GatePassage, Stream};
 use rackbus_rma::RmaTarget;
 
-use super::{InUse, Lent, LentFunctions};
+use super::{InUse, LentFunction, LentFunctions};
 use crate::lendable::Attached;
 use crate::sessions::LentSession;
 
@@ -69,7 +69,7 @@ impl LentFunctions {
 /// Hands the medium of `session`'s function to the front that connected, and waits for its end; on another
 /// machine, that of what is `carried`.
 pub(super) fn serve(
-    lent: &Lent,
+    lent: &LentFunction,
     incoming: IncomingConnection,
     session: &dyn Attached,
     carried: Option<(Box<dyn Carrier>, LentSession)>,

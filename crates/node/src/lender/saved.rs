@@ -11,7 +11,7 @@ use rackbus_memory::{Gate, Stream};
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 
-use super::{InUse, Lent, LentFunctions, SessionEnd};
+use super::{InUse, LentFunction, LentFunctions, SessionEnd};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::LentState;
@@ -23,7 +23,7 @@ use crate::sessions::LentSession;
 pub struct SavedFunctions {
     /// As another process continues with them.
     pub states: BTreeMap<String, LentState>,
-    saved: Vec<(Arc<Lent>, SavedSession)>,
+    saved: Vec<(Arc<LentFunction>, SavedSession)>,
     sessions: Vec<LentSession>,
 }
 
@@ -58,7 +58,7 @@ impl Drop for SavedFunctions {
 
 /// A function that continues with its user.
 pub struct ResumedSession {
-    lent: Arc<Lent>,
+    lent: Arc<LentFunction>,
     session: Box<dyn Attached>,
     stream: Arc<dyn Stream>,
     conversation: RestingConversation,
@@ -186,7 +186,7 @@ impl LentFunctions {
         session
     }
 
-    fn begin_anew(&self, lent: &Lent) {
+    fn begin_anew(&self, lent: &LentFunction) {
         if let Err(error) = lent.start(&lent.lock()) {
             tracing::error!(%error, "it is tried again when it is lent");
         }
@@ -194,7 +194,7 @@ impl LentFunctions {
 
     fn resume(
         &self,
-        lent: &Arc<Lent>,
+        lent: &Arc<LentFunction>,
         state: LentState,
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,

@@ -8,7 +8,7 @@ use rackbus_control::api::{AcceleratorRoom, DeviceReport, device_of};
 use rackbus_control::usage::{LeaseReport, began_anew};
 use rackbus_lease::{Epoch, LeaseId, LenderAction};
 
-use super::{LendError, Lent, LentFunctions};
+use super::{LendError, LentFunction, LentFunctions};
 
 /// The lease that has a function, and the one before.
 #[derive(Debug, Default)]
@@ -123,7 +123,7 @@ impl LentFunctions {
     }
 }
 
-impl Lent {
+impl LentFunction {
     /// What the function counts and how it is, now.
     pub(super) fn describe(&self) -> DeviceReport {
         self.lendable.describe(DeviceReport::default())

@@ -35,7 +35,7 @@ use rackbus_memory::DmaSlice;
 use rackbus_net::port_queue::{NanosecondClock, PortQueueHandle};
 use rackbus_net::{
     Cause, Frame, MacAddress, NetworkPort, News, Offload, PortOptions, PortQueue, PortQueueId,
-    PortSource, Sent, Station, StationKind, StationSwitch, Stations,
+    PortSource, SendOutcome, Station, StationKind, StationSwitch, Stations,
 };
 use rackbus_netdev::namespace;
 
@@ -488,7 +488,7 @@ impl NetworkPort for FunctionPort {
         self.give_up();
     }
 
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
         self.port_queue.send(offload, parts)
     }
 

@@ -13,9 +13,9 @@ use rackbus_net::port_queue::LAYOUT;
 use rackbus_net::{News, PortQueueId, StationKind};
 use serde::Serialize;
 
-use super::carried::{Outbox, ReceivingEnd, SendingEnd};
+use super::carried::{MessageQueue, ReceivingEnd, SendingEnd};
 use super::messages::{ReceiverMessage, SenderMessage, decode, encode};
-use super::rings::Made;
+use super::rings::MadeRing;
 use super::{NetworkService, Shared, State};
 
 /// How another node is told something.
@@ -23,7 +23,7 @@ enum Voice<M> {
     /// Packets, which memory goes along with.
     Packets(Arc<dyn PacketStream>),
     /// What the thread of a connection to another machine sends, with frames.
-    Carried(Arc<Outbox<M>>),
+    Carried(Arc<MessageQueue<M>>),
 }
 
 impl<M: Serialize> Voice<M> {
@@ -91,7 +91,10 @@ pub(super) struct AskingNode {
 
 impl AskingNode {
     /// A node on another machine.
-    pub fn on_another_machine(host: String, outbox: Arc<Outbox<ReceiverMessage>>) -> AskingNode {
+    pub fn on_another_machine(
+        host: String,
+        outbox: Arc<MessageQueue<ReceiverMessage>>,
+    ) -> AskingNode {
         AskingNode { host, voice: Voice::Carried(outbox) }
     }
 
@@ -179,7 +182,7 @@ impl Shared {
             }
             return None;
         };
-        let outbox = Outbox::new().inspect_err(
+        let outbox = MessageQueue::new().inspect_err(
             |error| tracing::error!(%error, host, "a host cannot be reached by the network"),
         );
         let outbox = Arc::new(outbox.ok()?);
@@ -191,7 +194,7 @@ impl Shared {
     }
 
     /// Asks what waits to be asked, by what the thread of a connection to another machine sends.
-    pub(super) fn begin_with_machine(&self, host: &str, outbox: &Arc<Outbox<SenderMessage>>) {
+    pub(super) fn begin_with_machine(&self, host: &str, outbox: &Arc<MessageQueue<SenderMessage>>) {
         self.begin_with(host, Voice::Carried(outbox.clone()));
     }
 
@@ -334,7 +337,7 @@ impl NetworkService {
                 asker
             }
             Some(carrier) => {
-                let Ok(outbox) = Outbox::new() else { return };
+                let Ok(outbox) = MessageQueue::new() else { return };
                 let outbox = Arc::new(outbox);
                 let asker = Arc::new(AskingNode::on_another_machine(host, outbox.clone()));
                 self.0.meet(&asker);
@@ -395,7 +398,7 @@ impl Shared {
         &self,
         asker: &Arc<AskingNode>,
         ask: SenderMessage,
-    ) -> Option<(ReceiverMessage, Option<Made>)> {
+    ) -> Option<(ReceiverMessage, Option<MadeRing>)> {
         let mut state = self.lock();
         match ask {
             SenderMessage::Open { request, from, queue: number, to } => {
@@ -438,7 +441,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use rackbus_memory::StreamError;
-    use rackbus_net::{Cause, NetworkPort, Offload, PortQueue, Sent};
+    use rackbus_net::{Cause, NetworkPort, Offload, PortQueue, SendOutcome};
 
     use super::super::rings::ring_of_this_machine;
     use super::super::tests::{host_queues, network};
@@ -475,7 +478,7 @@ mod tests {
         let ends = (PortQueueId { station: own, number: 0 }, to);
         peer.pending.extend(requests.iter().map(|request| (*request, ends)));
         network.0.lock().peers.insert("beta".to_owned(), peer);
-        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Full);
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), SendOutcome::Full);
         (network, queue, frame)
     }
 
@@ -497,7 +500,7 @@ mod tests {
         network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
         assert!(network.0.lock().peers["beta"].pending.is_empty());
         let sent = queue.send_checked(Offload::default(), &frame, &[]);
-        assert_eq!(sent, Sent::Dropped(Cause::Down));
+        assert_eq!(sent, SendOutcome::Dropped(Cause::Down));
     }
 
     #[test]
@@ -512,7 +515,7 @@ mod tests {
             let (network, mut queue, frame) = asking(&[1]);
             assert!(opened(&network, 1));
             for _ in 0..3 {
-                assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+                assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), SendOutcome::Done);
             }
             network.0.begin_with("beta", Voice::Packets(Arc::new(Silent)));
             end(&network);
@@ -530,8 +533,8 @@ mod tests {
         assert!(told(ReceiverMessage::Opened { request: 1, ring: 7 }));
         assert!(told(ReceiverMessage::Opened { request: 2, ring: 8 }));
         assert!(told(ReceiverMessage::Closed { ring: 7 }));
-        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Done);
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), SendOutcome::Done);
         assert!(told(ReceiverMessage::Closed { ring: 8 }));
-        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), Sent::Full);
+        assert_eq!(queue.send_checked(Offload::default(), &frame, &[]), SendOutcome::Full);
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct EndedRing {
 }
 
 /// A ring that was made, and what leads to it.
-pub(super) struct Made {
+pub(super) struct MadeRing {
     pub number: u64,
     pub sender: FrameSender,
     /// Its memory, and its events for frames and for room.
@@ -56,7 +56,7 @@ impl State {
         asker: Option<Arc<AskingNode>>,
         from: PortQueueId,
         to: usize,
-    ) -> Result<Made, String> {
+    ) -> Result<MadeRing, String> {
         let down = || format!("{} is down", shared.stations.all()[to].name);
         let port = self.ports.get(&to).ok_or_else(down)?;
         // Each queue has rings of its own, which are memory and descriptors of this process.
@@ -86,7 +86,7 @@ impl State {
         receiver.tell(News::Incoming(from, number, taking));
         let memory = Arc::downgrade(memory.region());
         self.rings.insert(number, Ring { from, to, receiver, asker, memory, _loan: loan });
-        Ok(Made { number, sender, handles })
+        Ok(MadeRing { number, sender, handles })
     }
 
     /// Lends the memory of a ring to the host of its sender.

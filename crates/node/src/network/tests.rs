@@ -54,7 +54,7 @@ fn keep_busy(network: &NetworkService, mut queues: Vec<PortQueue>, stop: &Atomic
     while !stop.load(Ordering::Relaxed) {
         for (queue, frame) in queues.iter_mut().zip(&frames) {
             for _ in 0..16 {
-                if queue.send_checked(Offload::default(), frame, &[]) == Sent::Full {
+                if queue.send_checked(Offload::default(), frame, &[]) == SendOutcome::Full {
                     break;
                 }
             }

@@ -18,9 +18,9 @@ use rackbus_memory::{AdaptiveSpin, Event};
 use rackbus_net::offload::OFFLOAD_BYTES;
 use rackbus_net::port::MAX_FRAME;
 use rackbus_net::port_queue::PortQueueHandle;
-use rackbus_net::{Cause, Frame, NetworkPort, News, Offload, PortQueue, Sent};
+use rackbus_net::{Cause, Frame, NetworkPort, News, Offload, PortQueue, SendOutcome};
 use rackbus_pci::Work;
-use rackbus_pci::pace::{Next, Pace};
+use rackbus_pci::pace::{NextStep, Pace};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -215,13 +215,13 @@ impl<D: FrameDevice> Running<'_, D> {
             }
             let lingers = |now: u64| idle_since.is_some_and(|since| now < since + LINGER_NS);
             match pace.after(work, || self.port_queue.now_ns()) {
-                Next::Poll | Next::Check | Next::Move => {}
-                Next::Yield => std::thread::yield_now(),
-                Next::Sleep(_) if lingers(self.port_queue.now_ns()) => {
+                NextStep::Poll | NextStep::Check | NextStep::Move => {}
+                NextStep::Yield => std::thread::yield_now(),
+                NextStep::Sleep(_) if lingers(self.port_queue.now_ns()) => {
                     std::thread::yield_now();
                     pace.stayed_awake();
                 }
-                Next::Sleep(_) => {
+                NextStep::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();
                     // It may sleep for hours, in which others ask how it spends its time.
                     counters.asleep_since.set(asleep);
@@ -257,7 +257,7 @@ impl<D: FrameDevice> Running<'_, D> {
                 continue;
             }
             let frame = &self.buffer[..length];
-            if self.port_queue.send_checked(self.offload, frame, &[]) == Sent::Full {
+            if self.port_queue.send_checked(self.offload, frame, &[]) == SendOutcome::Full {
                 self.held = Some(length);
                 break;
             }

@@ -12,7 +12,7 @@ use rackbus_segment::{Handle, NodeId, SessionId};
 
 use super::far::{ConnectionKey, FarConversation};
 use super::outbox::Letter;
-use super::{Segments, State};
+use super::{Segments, SegmentsState};
 
 /// How long a process may take to answer: on a busy machine, a thread waits long for a processor while another one of
 /// its process looks at the memory. One that is stopped accesses nothing, and costs this once.
@@ -21,12 +21,12 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Who is waited for.
 #[derive(Debug, Default)]
 pub struct Hiding {
-    state: Mutex<Turns>,
+    state: Mutex<HidingState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Turns {
+struct HidingState {
     last: u64,
     /// Of each turn, the sessions that have not answered.
     waiting: HashMap<u64, Vec<SessionId>>,
@@ -64,7 +64,7 @@ impl Hiding {
     }
 
     /// Begins a turn with those of `kept` that owe no answer.
-    fn begin(&self, kept: &mut Vec<Kept>) -> u64 {
+    fn begin(&self, kept: &mut Vec<KeptRange>) -> u64 {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|(session, ..)| !state.owed.contains_key(session));
         state.last += 1;
@@ -75,7 +75,8 @@ impl Hiding {
 
     fn wait(&self, turn: u64) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = |it: &mut Turns| it.waiting.get(&turn).is_some_and(|left| !left.is_empty());
+        let waiting =
+            |it: &mut HidingState| it.waiting.get(&turn).is_some_and(|left| !left.is_empty());
         let waited = self.changed.wait_timeout_while(state, PATIENCE, waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         for session in state.waiting.remove(&turn).unwrap_or_default() {
@@ -85,7 +86,7 @@ impl Hiding {
 }
 
 /// Who keeps memory: the session, what it calls the memory, and the range, its first byte and how many.
-type Kept = (SessionId, Handle, u64, u64);
+type KeptRange = (SessionId, Handle, u64, u64);
 
 /// A range of a connection's memory: where it begins, and its bytes.
 pub type ConnectionRange = (ConnectionKey, u64, u64);
@@ -123,9 +124,9 @@ impl Segments {
     }
 }
 
-impl State {
+impl SegmentsState {
     /// Who may have ranges of connections' memory mapped.
-    fn keepers(&self, node: NodeId, spans: &[ConnectionRange]) -> Vec<Kept> {
+    fn keepers(&self, node: NodeId, spans: &[ConnectionRange]) -> Vec<KeptRange> {
         // One range for each that keeps a memory, whatever connections lead there.
         let of = |side: FarConversation| {
             let spans = spans.iter().filter(move |((way, _), ..)| *way == side);
@@ -154,7 +155,7 @@ mod tests {
     fn who_does_not_answer_is_asked_again_when_it_has() {
         let hiding = Hiding::default();
         let (slow, quick) = (SessionId(1), SessionId(2));
-        let kept: Vec<Kept> =
+        let kept: Vec<KeptRange> =
             vec![(slow, Handle(1), 0, 8), (slow, Handle(2), 0, 8), (quick, Handle(3), 0, 8)];
         let asked = |hiding: &Hiding| {
             let mut kept = kept.clone();

@@ -39,10 +39,10 @@ use rackbus_segment::{Directory, DirectoryAction, NodeId, Objects, Recipient, Se
 use crate::sequencer::essential_thread;
 use channels::ProcessChannels;
 use devices::ProgramDevices;
-use far::{EffectsLock, Far, Passing, SenderSlots};
+use far::{EffectsLock, Far, FlushTargets, SenderSlots};
 use numbers::Numbers;
 use objects::ObjectStore;
-use outbox::{Letter, Outbox};
+use outbox::{Letter, LetterQueue};
 use peers::{is_too_long, refused_as_too_long};
 use working::{Workers, empty};
 
@@ -55,7 +55,7 @@ pub struct Segments {
     host: String,
     link: Arc<dyn Connect>,
     begun: Instant,
-    state: Mutex<State>,
+    state: Mutex<SegmentsState>,
     hiding: hiding::Hiding,
     /// Who borrows devices for processes, where somebody does.
     devices: OnceLock<Arc<dyn ProgramDevices>>,
@@ -71,18 +71,18 @@ impl std::fmt::Debug for Segments {
     }
 }
 
-struct State {
+struct SegmentsState {
     directory: Directory,
     store: ObjectStore,
     hosts: Vec<(NodeId, String)>,
     numbers: Numbers,
     sessions: HashMap<SessionId, Session>,
     owners: HashMap<NodeId, Owner>,
-    connectors: HashMap<NodeId, Arc<Outbox>>,
+    connectors: HashMap<NodeId, Arc<LetterQueue>>,
     /// What this host has in common with those on other machines.
     fars: HashMap<NodeId, Arc<Far>>,
     effects: EffectsLock,
-    passing: Arc<Passing>,
+    passing: Arc<FlushTargets>,
     senders: Arc<SenderSlots>,
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, ConnectorMessage)>,
@@ -93,9 +93,9 @@ struct State {
 }
 
 struct Session {
-    calls: Arc<Outbox>,
+    calls: Arc<LetterQueue>,
     /// Known from its hello on.
-    events: Option<Arc<Outbox>>,
+    events: Option<Arc<LetterQueue>>,
 }
 
 impl Session {
@@ -111,7 +111,7 @@ impl Session {
 enum Owner {
     /// Being connected to, with what is to be said then.
     Dialling(Vec<Letter>),
-    Here(Arc<Outbox>),
+    Here(Arc<LetterQueue>),
 }
 
 impl Segments {
@@ -129,7 +129,7 @@ impl Segments {
             host: host.to_owned(),
             link,
             begun: Instant::now(),
-            state: Mutex::new(State {
+            state: Mutex::new(SegmentsState {
                 directory: Directory::new(settings, fabric),
                 store: ObjectStore::default(),
                 hosts,
@@ -220,7 +220,7 @@ impl Segments {
         (!used.is_empty()).then(|| used.join(", "))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SegmentsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -239,10 +239,10 @@ impl Segments {
     /// The same for who has the lock: what it changed beside the directory and this are one step.
     fn ask_in(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut SegmentsState,
         question: impl FnOnce(&mut Directory, u64, &mut dyn Objects) -> Vec<DirectoryAction>,
     ) {
-        let State { directory, store, .. } = &mut *state;
+        let SegmentsState { directory, store, .. } = &mut *state;
         let outputs = question(directory, self.now(), store);
         self.perform(state, outputs);
         if state.directory.next_tick().is_some_and(|due| due < state.looks_at) {
@@ -250,18 +250,18 @@ impl Segments {
         }
     }
 
-    fn perform(self: &Arc<Self>, state: &mut State, outputs: Vec<DirectoryAction>) {
+    fn perform(self: &Arc<Self>, state: &mut SegmentsState, outputs: Vec<DirectoryAction>) {
         let mut outputs = VecDeque::from(outputs);
         while let Some(output) = outputs.pop_front() {
             match output {
                 DirectoryAction::Send(Recipient::Ask(node, ask), _) if is_too_long(&ask) => {
                     let Some(answer) = refused_as_too_long(ask) else { continue };
-                    let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                    let (now, SegmentsState { directory, store, .. }) = (self.now(), &mut *state);
                     outputs.extend(directory.told(now, node, answer, Vec::new(), store));
                 }
                 DirectoryAction::Send(to, attached) => {
                     let Some(to) = Segments::deliver_far(state, to, &attached) else {
-                        let (now, State { directory, store, in_their_place, .. }) =
+                        let (now, SegmentsState { directory, store, in_their_place, .. }) =
                             (self.now(), &mut *state);
                         for (node, ask) in in_their_place.drain(..) {
                             outputs.extend(directory.asked(now, node, ask, store));
@@ -279,7 +279,8 @@ impl Segments {
                     let ends = ((source.clone(), from.1), (target.clone(), to.1));
                     if let Err(error) = self.copy(ticket, ends, length) {
                         let outcome = Err(format!("no thread to move memory: {error}"));
-                        let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                        let (now, SegmentsState { directory, store, .. }) =
+                            (self.now(), &mut *state);
                         outputs.extend(directory.copied(now, ticket, outcome, store));
                     }
                 }
@@ -293,7 +294,8 @@ impl Segments {
                     if let Err(error) = self.empty_aside(job, object.clone(), offset, length) {
                         tracing::warn!(%error, "there is no thread to empty memory; it is emptied at once");
                         let outcome = empty(&object, offset, length);
-                        let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                        let (now, SegmentsState { directory, store, .. }) =
+                            (self.now(), &mut *state);
                         outputs.extend(directory.emptied(now, job, outcome, store));
                     }
                 }
@@ -306,7 +308,7 @@ impl Segments {
                     if let Some(session) = state.sessions.remove(&session) {
                         session.shut_down();
                     }
-                    let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                    let (now, SegmentsState { directory, store, .. }) = (self.now(), &mut *state);
                     outputs.extend(directory.closed(now, session, store));
                 }
             }
@@ -316,14 +318,14 @@ impl Segments {
     /// A message cannot be sent with its memory: who waits for it is told so, and what was made for it is given back.
     fn unsent(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut SegmentsState,
         to: Recipient,
         error: &str,
     ) -> Vec<DirectoryAction> {
         tracing::error!(error, "a message could not be sent with its memory");
         match to {
             Recipient::Reply(session, reply) => {
-                let (now, State { directory, store, .. }) = (self.now(), &mut *state);
+                let (now, SegmentsState { directory, store, .. }) = (self.now(), &mut *state);
                 directory.unsent(now, session, &reply, error.to_owned(), store)
             }
             // Its directory has what was made for it ended.
@@ -338,7 +340,7 @@ impl Segments {
         }
     }
 
-    fn deliver(self: &Arc<Self>, state: &mut State, to: Recipient, fds: Vec<Arc<OwnedFd>>) {
+    fn deliver(self: &Arc<Self>, state: &mut SegmentsState, to: Recipient, fds: Vec<Arc<OwnedFd>>) {
         match to {
             Recipient::Reply(session, reply) => {
                 if let Some(session) = state.sessions.get(&session) {
@@ -382,7 +384,7 @@ impl Segments {
             state.looks_at = due.unwrap_or(u64::MAX);
             state = match due {
                 Some(due) if due <= now => {
-                    let State { directory, store, .. } = &mut *state;
+                    let SegmentsState { directory, store, .. } = &mut *state;
                     let outputs = directory.tick(now, store);
                     self.perform(&mut state, outputs);
                     state
@@ -398,7 +400,7 @@ impl Segments {
     }
 
     /// What a peer sent along, as objects; to be forgotten again when the message is dealt with.
-    fn take_in(state: &mut State, fds: Vec<OwnedFd>) -> Vec<AttachedObject> {
+    fn take_in(state: &mut SegmentsState, fds: Vec<OwnedFd>) -> Vec<AttachedObject> {
         // Whatever rights a descriptor has, it had them when the peer passed it.
         let object = |fd| AttachedObject { object: state.store.add(fd), write: true };
         fds.into_iter().map(object).collect()

@@ -29,7 +29,7 @@ pub struct Letter {
 
 /// One direction of a conversation.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct LetterQueue {
     packets: Arc<dyn PacketStream>,
     /// The version of the link that the peer speaks, where it is another node.
     version: u32,
@@ -38,16 +38,16 @@ pub struct Outbox {
     given_up: AtomicBool,
 }
 
-impl Outbox {
+impl LetterQueue {
     /// An outbox that sends over this connection.
-    pub fn new(packets: Arc<dyn PacketStream>) -> Arc<Outbox> {
-        Outbox::to_node(packets, VERSIONS.newest())
+    pub fn new(packets: Arc<dyn PacketStream>) -> Arc<LetterQueue> {
+        LetterQueue::to_node(packets, VERSIONS.newest())
     }
 
     /// The same to a node that speaks this version of the link.
-    pub fn to_node(packets: Arc<dyn PacketStream>, version: u32) -> Arc<Outbox> {
+    pub fn to_node(packets: Arc<dyn PacketStream>, version: u32) -> Arc<LetterQueue> {
         let (waiting, given_up) = Default::default();
-        Arc::new(Outbox { packets, version, waiting, given_up })
+        Arc::new(LetterQueue { packets, version, waiting, given_up })
     }
 
     /// Whether the peer knows locks in memory of another machine, and flushes that are passed on.
@@ -172,14 +172,14 @@ mod tests {
             (3, ConnectorMessage::Died { connection }),
         ] {
             let (ours, _theirs) = Packets::pair().unwrap();
-            assert_eq!(Outbox::to_node(Arc::new(ours), version).known(died.clone()), told);
+            assert_eq!(LetterQueue::to_node(Arc::new(ours), version).known(died.clone()), told);
         }
     }
 
     #[test]
     fn a_slow_peer_gets_everything_in_order() {
         let (ours, theirs) = Packets::pair().unwrap();
-        let outbox = Outbox::new(Arc::new(ours));
+        let outbox = LetterQueue::new(Arc::new(ours));
         for number in 0..20_000_u32 {
             outbox.send(Letter { bytes: number.to_le_bytes().to_vec(), fds: Vec::new() });
         }

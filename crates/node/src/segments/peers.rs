@@ -12,8 +12,8 @@ use rackbus_segment::directory::Loss;
 use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Question, Refusal, decode, encode};
 
 use super::far::FarConversation;
-use super::outbox::Outbox;
-use super::{Owner, Segments, State};
+use super::outbox::LetterQueue;
+use super::{Owner, Segments, SegmentsState};
 
 /// What it says of a node that it could not be reached. Nobody listens at the address of a dead
 /// one; whatever else went wrong may be this node's own want of descriptors, or the other's hurry.
@@ -53,9 +53,9 @@ pub(super) fn refused_as_too_long(ask: ConnectorMessage) -> Option<OwnerMessage>
     Some(OwnerMessage::Answer { request, answer: Err(Refusal::Illegal(why.into())) })
 }
 
-impl State {
+impl SegmentsState {
     /// Whether this is the conversation in which a connector's node asks now.
-    pub(super) fn is_with(&self, node: NodeId, outbox: &Arc<Outbox>) -> bool {
+    pub(super) fn is_with(&self, node: NodeId, outbox: &Arc<LetterQueue>) -> bool {
         self.connectors.get(&node).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 }
@@ -65,7 +65,11 @@ impl Segments {
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub(super) fn dial(self: &Arc<Self>, state: &State, node: NodeId) -> std::io::Result<()> {
+    pub(super) fn dial(
+        self: &Arc<Self>,
+        state: &SegmentsState,
+        node: NodeId,
+    ) -> std::io::Result<()> {
         let name = state.hosts.iter().find(|(id, _)| *id == node).map(|(_, name)| name.clone());
         let service = self.clone();
         let talk = move || {
@@ -82,7 +86,7 @@ impl Segments {
         std::thread::Builder::new().name("owner".into()).spawn(talk).map(drop)
     }
 
-    fn reach(&self, name: &str) -> Result<Arc<Outbox>, LinkError> {
+    fn reach(&self, name: &str) -> Result<Arc<LetterQueue>, LinkError> {
         let hello = Hello {
             versions: VERSIONS,
             rack: self.rack.clone(),
@@ -98,11 +102,11 @@ impl Segments {
         let stream = self.link.connect(&address, &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
         let version = stream.version();
-        Ok(Outbox::to_node(stream.offer_packets().map_err(broken)?, version))
+        Ok(LetterQueue::to_node(stream.offer_packets().map_err(broken)?, version))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
-    fn hear_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
+    fn hear_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<LetterQueue>) -> Loss {
         if !outbox.packets().passes_memory() {
             return self.hear_far_owner(node, outbox);
         }
@@ -163,7 +167,7 @@ impl Segments {
         let Ok(stream) = incoming.accept() else { return };
         let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
-        let outbox = Outbox::to_node(packets, version);
+        let outbox = LetterQueue::to_node(packets, version);
         if !outbox.packets().passes_memory() {
             return self.attend_far(node, &outbox);
         }
@@ -202,7 +206,7 @@ impl Segments {
         }
     }
 
-    pub(super) fn connector_lost(self: &Arc<Self>, state: &mut State, node: NodeId) {
+    pub(super) fn connector_lost(self: &Arc<Self>, state: &mut SegmentsState, node: NodeId) {
         if let Some(far) = state.fars.get(&node) {
             far.end(FarConversation::ToConnector);
         }

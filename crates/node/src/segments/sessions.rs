@@ -11,7 +11,7 @@ use rustix::process::getuid;
 
 use super::devices::Borrowing;
 use super::locks::BegunFlushes;
-use super::outbox::{Letter, Outbox};
+use super::outbox::{Letter, LetterQueue};
 use super::{Segments, Session};
 use crate::sequencer::essential_thread;
 
@@ -60,7 +60,7 @@ impl Segments {
 
     /// Who is let in is counted when `passage` ends: nothing of it could be passed on.
     fn serve(self: &Arc<Self>, packets: Packets, passage: GatePassage) {
-        let calls = Outbox::new(Arc::new(packets));
+        let calls = LetterQueue::new(Arc::new(packets));
         let id = {
             let mut state = self.lock();
             let Some(id) = state.numbers.next() else {
@@ -137,7 +137,7 @@ impl Segments {
             return false;
         };
         let counts = fds.next();
-        let events = Outbox::new(Arc::new(packets));
+        let events = LetterQueue::new(Arc::new(packets));
         match self.lock().sessions.get_mut(&id) {
             Some(session) if session.events.is_none() => session.events = Some(events.clone()),
             _ => return false,

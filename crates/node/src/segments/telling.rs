@@ -9,11 +9,11 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, NodeId};
 
-use super::State;
+use super::SegmentsState;
 use super::far::{CommonMemory, Far, FarConversation, InterruptParts, stand_ins};
 use super::objects::Object;
 
-impl State {
+impl SegmentsState {
     /// Says something to the node of a connector on another machine.
     pub(super) fn tell_far(
         &mut self,

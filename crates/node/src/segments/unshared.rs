@@ -19,15 +19,15 @@ use super::far::{
     Applied, Far, FarConversation, FarHost, InterruptParts, LIMIT, flush_all, is_whole,
 };
 use super::hiding::ConnectionRange;
-use super::outbox::Outbox;
-use super::{Owner, Segments, State};
+use super::outbox::LetterQueue;
+use super::{Owner, Segments, SegmentsState};
 
 /// Answers that wait for the memory that goes with them, by the owner's node and the connection.
 pub(super) type HeldAnswers =
     std::collections::BTreeMap<(NodeId, Handle), (OwnerMessage, Vec<AttachedObject>)>;
 
 /// Whether something is given to a host on another machine, and if not why.
-fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
+fn refusal(state: &SegmentsState, node: NodeId, what: &Question) -> Option<Refusal> {
     let why = match what {
         // What an older one has flushed may come to a third together with what was stored behind it.
         Question::Group { id, .. } if state.has_older_machine(*id, node) => {
@@ -50,7 +50,7 @@ fn refusal(state: &State, node: NodeId, what: &Question) -> Option<Refusal> {
 impl Segments {
     /// Says it to a node of another machine, if it is for one; else it is handed back, as its node knows it.
     pub(super) fn deliver_far(
-        state: &mut State,
+        state: &mut SegmentsState,
         to: Recipient,
         attached: &[AttachedObject],
     ) -> Option<Recipient> {
@@ -82,7 +82,11 @@ impl Segments {
     }
 
     /// Hears the node of an owner on another machine until it is gone; how.
-    pub(super) fn hear_far_owner(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) -> Loss {
+    pub(super) fn hear_far_owner(
+        self: &Arc<Self>,
+        node: NodeId,
+        outbox: &Arc<LetterQueue>,
+    ) -> Loss {
         let far = {
             // Under the lock, so that nothing that is said now comes before what waits.
             let mut state = self.lock();
@@ -108,7 +112,7 @@ impl Segments {
             }
         });
         let mut state = self.lock();
-        let State { held, store, .. } = &mut *state;
+        let SegmentsState { held, store, .. } = &mut *state;
         held.retain(|(of, _), (_, attached)| {
             let stays = *of != node;
             if !stays {
@@ -126,7 +130,7 @@ impl Segments {
     /// Receives until the conversation has ended, or makes no sense; how it ended.
     fn listen_far(
         &self,
-        outbox: &Arc<Outbox>,
+        outbox: &Arc<LetterQueue>,
         mut hear: impl FnMut(CarriedMessage<'static>) -> Result<(), String>,
     ) -> rackbus_memory::StreamError {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
@@ -289,7 +293,7 @@ impl Segments {
     }
 
     /// Hears the node of a connector on another machine until it is gone.
-    pub(super) fn attend_far(self: &Arc<Self>, node: NodeId, outbox: &Arc<Outbox>) {
+    pub(super) fn attend_far(self: &Arc<Self>, node: NodeId, outbox: &Arc<LetterQueue>) {
         let far = {
             let mut state = self.lock();
             let Some(far) = state.far(self, node) else { return outbox.packets().shut_down() };
@@ -388,7 +392,7 @@ fn ask_far(far: &Arc<Far>, ask: &ConnectorMessage) {
     far.say(FarConversation::ToOwner, &bytes, None);
 }
 
-impl State {
+impl SegmentsState {
     /// Whether an owner's node is, or was when it was last heard, one that shares no memory with this one.
     fn is_on_another_machine(&self, owner: NodeId) -> bool {
         match self.owners.get(&owner) {

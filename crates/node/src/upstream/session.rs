@@ -16,7 +16,7 @@ use crate::mappings::{Mappings, MapsMemory};
 use crate::remote::{LenderConversation, RemoteDevice};
 
 /// The function in its user's hands.
-pub(super) struct Session {
+pub(super) struct UpstreamSession {
     pub(super) device: RemoteDevice,
     pub(super) lending: Lending,
     /// What the server was passed.
@@ -27,7 +27,7 @@ pub(super) struct Session {
     pub(super) unsettled: Arc<Mutex<bool>>,
 }
 
-impl Drop for Session {
+impl Drop for UpstreamSession {
     fn drop(&mut self) {
         match &self.process {
             Some(process) => {
@@ -68,7 +68,7 @@ impl MapsMemory for RemoteDevice {
     }
 }
 
-impl Attached for Session {
+impl Attached for UpstreamSession {
     fn serve_medium(&self, _carried: Option<Carried>) -> Result<MediumOffer, String> {
         Err("another program serves the function whole, so its front cannot run at the borrower; \
              borrow it without `isolation = \"strict\"`"
@@ -76,7 +76,7 @@ impl Attached for Session {
     }
 }
 
-impl ServedDevice for Session {
+impl ServedDevice for UpstreamSession {
     fn shape(&self) -> &DeviceShape {
         self.device.shape()
     }

@@ -10,18 +10,18 @@ use super::locked;
 
 /// Those that have begun, of all functions of a node.
 #[derive(Debug, Default)]
-pub(super) struct Conversations(Mutex<Begun>);
+pub(super) struct Conversations(Mutex<OpenConversations>);
 
 #[derive(Default)]
-struct Begun {
+struct OpenConversations {
     conversations: Vec<Weak<dyn Stream>>,
     /// The node ends: none begins any more.
     closed: bool,
 }
 
-impl std::fmt::Debug for Begun {
+impl std::fmt::Debug for OpenConversations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Begun").field("closed", &self.closed).finish_non_exhaustive()
+        f.debug_struct("OpenConversations").field("closed", &self.closed).finish_non_exhaustive()
     }
 }
 

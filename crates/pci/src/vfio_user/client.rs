@@ -14,8 +14,8 @@ use rackbus_fabric::BarPlace;
 use rackbus_memory::{Access, Region as Mapping, RegionError, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
-    Header, IrqInfo, IrqSet, IrqSetFlags, PeerMap, RegionAccess, RegionInfo, RegionInfoFlags,
-    Registers, SparseArea, SparseMmap, VERSION, Version, command,
+    IrqInfo, IrqSet, IrqSetFlags, MessageHeader, PeerMap, RegionAccess, RegionInfo,
+    RegionInfoFlags, Registers, SparseArea, SparseMmap, VERSION, Version, command,
 };
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
@@ -386,7 +386,7 @@ impl Client {
         let header = header(id, command, 0, 0, head.len() + data.len());
         self.note(send_message(&*self.stream, header, [head, data], fds))?;
         let reply = self.note(WireMessage::receive(&*self.stream))?;
-        let Header { message_id, command: answered, error, .. } = reply.header;
+        let MessageHeader { message_id, command: answered, error, .. } = reply.header;
         if reply.is_command() || message_id != id || answered != command {
             // The conversation is out of step and cannot be trusted any more.
             self.shut_down();

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rackbus_memory::{Access, MemoryHandle, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DeviceInfoFlags, DmaMap, DmaMapFlags, DmaUnmap,
-    DmaUnmapFlags, Flags, Header, IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, RegionAccess,
+    DmaUnmapFlags, Flags, IrqInfo, IrqInfoFlags, IrqSet, IrqSetFlags, MessageHeader, RegionAccess,
     RegionInfo, RegionInfoFlags, SparseArea, SparseMmap, VERSION, Version, command, irq, region,
 };
 use rustix::io::Errno;
@@ -103,7 +103,7 @@ impl<'a> ClientSession<'a> {
         message: WireMessage,
         stream: &dyn Stream,
     ) -> Result<(), WireError> {
-        let Header { message_id, command, .. } = message.header;
+        let MessageHeader { message_id, command, .. } = message.header;
         let wants_reply = message.wants_reply();
         let outcome = self.handle(message);
         if let Err(error) = &outcome {

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rackbus_memory::{Gate, GatePassage, Stream};
-use rackbus_spec::vfio_user::Header;
+use rackbus_spec::vfio_user::MessageHeader;
 use rustix::io::Errno;
 
 use super::device::{DeviceShape, RequestRefused, ServedDevice};
@@ -337,7 +337,7 @@ fn refuse(stream: &UnixStream, error: &RequestRefused) {
     // A client that never speaks must not keep the thread.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
     if let Ok(message) = WireMessage::receive(stream) {
-        let Header { message_id, command, .. } = message.header;
+        let MessageHeader { message_id, command, .. } = message.header;
         let _ = send_error(stream, message_id, command, error.errno);
     }
 }

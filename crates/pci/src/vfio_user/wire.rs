@@ -7,7 +7,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rackbus_memory::{Stream, StreamError};
-use rackbus_spec::vfio_user::{Flags, Header, TYPE_MASK};
+use rackbus_spec::vfio_user::{Flags, MessageHeader, TYPE_MASK};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Most descriptors in one message; what `max_msg_fds` offers. QEMU's limit is 16, its default 8.
@@ -41,7 +41,7 @@ pub enum WireError {
 #[derive(Debug)]
 pub struct WireMessage {
     /// Its header, as received.
-    pub header: Header,
+    pub header: MessageHeader,
     /// What follows the header.
     pub body: Vec<u8>,
     /// Descriptors that came with it.
@@ -55,10 +55,11 @@ impl WireMessage {
     /// [`WireError`]; after one the connection is of no more use.
     pub fn receive(stream: &dyn Stream) -> Result<WireMessage, WireError> {
         let mut fds = Vec::new();
-        let mut head = [0; size_of::<Header>()];
+        let mut head = [0; size_of::<MessageHeader>()];
         stream.receive(&mut head, &mut fds)?;
-        let header = Header::read_from_bytes(&head).expect("the buffer has the header's size");
-        let Header { message_id, command, message_size: size, .. } = header;
+        let header =
+            MessageHeader::read_from_bytes(&head).expect("the buffer has the header's size");
+        let MessageHeader { message_id, command, message_size: size, .. } = header;
         let length = usize::try_from(size).unwrap_or(usize::MAX);
         if !(head.len()..=MAX_MESSAGE).contains(&length) {
             let wants_reply = wants_reply(&header);
@@ -95,20 +96,26 @@ impl WireMessage {
     }
 }
 
-fn wants_reply(header: &Header) -> bool {
+fn wants_reply(header: &MessageHeader) -> bool {
     header.flags & (TYPE_MASK | Flags::NO_REPLY.bits()) == 0
 }
 
 /// A header for a message of `body` bytes after it.
-pub(crate) fn header(message_id: u16, command: u16, flags: u32, error: u32, body: usize) -> Header {
-    let message_size = u32::try_from(size_of::<Header>() + body).unwrap_or(u32::MAX);
-    Header { message_id, command, message_size, flags, error }
+pub(crate) fn header(
+    message_id: u16,
+    command: u16,
+    flags: u32,
+    error: u32,
+    body: usize,
+) -> MessageHeader {
+    let message_size = u32::try_from(size_of::<MessageHeader>() + body).unwrap_or(u32::MAX);
+    MessageHeader { message_id, command, message_size, flags, error }
 }
 
 /// Sends a message whose body is `parts`.
 pub(crate) fn send_message(
     stream: &dyn Stream,
-    header: Header,
+    header: MessageHeader,
     parts: [&[u8]; 2],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), WireError> {

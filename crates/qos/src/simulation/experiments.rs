@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::report::WARM_NS;
-use super::{Arrivals, Load, MessageCosts, Policy, TenantReport, run};
+use super::{Load, MessageArrivals, MessageCosts, Policy, TenantReport, run};
 use crate::SECOND;
 use crate::arbiter::TenantArbiter;
 use crate::level::RateUnit;
@@ -218,7 +218,7 @@ fn compare(
 fn load(size: u64, (fixed_ns, byte_ns): (f64, f64)) -> Load {
     let cost = fixed_ns + size as f64 * byte_ns;
     let depth = (200_000.0 / cost).ceil().max(64.0) as u32;
-    Load { arrivals: Arrivals::Closed { depth }, ..Load::steady(size, fixed_ns, byte_ns) }
+    Load { arrivals: MessageArrivals::Closed { depth }, ..Load::steady(size, fixed_ns, byte_ns) }
 }
 
 fn of_content(load: Load, factor: f64) -> Load {

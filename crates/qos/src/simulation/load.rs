@@ -5,7 +5,7 @@ use crate::turn::{MessagePiece, QueuedMessage};
 
 /// How a tenant's messages come: after answers, or whatever becomes of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrivals {
+pub enum MessageArrivals {
     /// So many are always under way in each queue: the next comes when one has ended.
     Closed {
         /// Messages under way in each queue.
@@ -44,7 +44,7 @@ pub struct Load {
     /// Its queues, 1 at least.
     pub queues: u16,
     /// When its messages come.
-    pub arrivals: Arrivals,
+    pub arrivals: MessageArrivals,
     /// What the messages are, which decides their cost and output.
     pub content: MessageCosts,
     /// When it begins, in nanoseconds.
@@ -68,7 +68,7 @@ impl Load {
             room: 1000,
             granule: 1024,
         };
-        let arrivals = Arrivals::Closed { depth: 32 };
+        let arrivals = MessageArrivals::Closed { depth: 32 };
         Load { queues: 1, arrivals, content, begins_ns: 0, think_ns: 0, period_ns: 0 }
     }
 }
@@ -132,11 +132,11 @@ impl MessageSource {
     pub(super) fn first(&mut self) -> Vec<(u16, u64)> {
         let begins = self.load.begins_ns;
         match self.load.arrivals {
-            Arrivals::Closed { depth } => {
+            MessageArrivals::Closed { depth } => {
                 let queue = |queue| (0..depth).map(move |_| (queue, begins));
                 (0..self.load.queues).flat_map(queue).collect()
             }
-            Arrivals::Open { .. } => {
+            MessageArrivals::Open { .. } => {
                 let queues = 0..self.load.queues;
                 queues.map(|queue| (queue, begins + self.gap())).collect()
             }
@@ -145,11 +145,11 @@ impl MessageSource {
 
     pub(super) fn next_closed(&mut self, now: u64) -> Option<u64> {
         let next = now + self.load.think_ns;
-        matches!(self.load.arrivals, Arrivals::Closed { .. }).then(|| self.awake(next))
+        matches!(self.load.arrivals, MessageArrivals::Closed { .. }).then(|| self.awake(next))
     }
 
     pub(super) fn next_open(&mut self, now: u64) -> Option<u64> {
-        matches!(self.load.arrivals, Arrivals::Open { .. }).then(|| {
+        matches!(self.load.arrivals, MessageArrivals::Open { .. }).then(|| {
             let gap = self.gap();
             self.awake(now + gap)
         })
@@ -180,7 +180,7 @@ impl MessageSource {
 
     /// Exponentially distributed around each queue's mean.
     fn gap(&mut self) -> u64 {
-        let Arrivals::Open { per_second } = self.load.arrivals else { return 0 };
+        let MessageArrivals::Open { per_second } = self.load.arrivals else { return 0 };
         let mean = SECOND as f64 * f64::from(self.load.queues) / per_second.max(1) as f64;
         (-(1.0 - self.draw()).ln() * mean) as u64
     }

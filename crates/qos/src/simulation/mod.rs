@@ -16,7 +16,7 @@ use crate::arbiter::TenantArbiter;
 use crate::turn::{EngineTurn, NextTurn, QueuedMessage, TenantId, TurnResult};
 use crate::unshaped::MessageRoundRobin;
 
-pub use load::{Arrivals, Load, MessageCosts};
+pub use load::{Load, MessageArrivals, MessageCosts};
 use load::{MessageSource, SimulatedOperation};
 use report::Recorder;
 pub use report::TenantReport;

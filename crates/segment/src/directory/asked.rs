@@ -44,7 +44,7 @@ impl Directory {
 
     fn answer(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         what: Question,
         objects: &mut dyn Objects,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
@@ -59,7 +59,7 @@ impl Directory {
 
     fn answer_one(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         what: Question,
         objects: &mut dyn Objects,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
@@ -88,7 +88,7 @@ impl Directory {
     /// it, `Removed` where it ended in order.
     pub(super) fn drop_guest(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         change: ConnectionChange,
         objects: &mut dyn Objects,
     ) {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::questions::{Asked, PendingQuestion};
+use super::questions::{AwaitedAnswer, PendingQuestion};
 use super::{Answer, AttachedObject, Directory, Loss, Recipient, done};
 use crate::message::{
     BROADCAST_NODE, Connected, ConnectionChange, ConnectorMessage, Handle, InterruptKind,
@@ -47,7 +47,7 @@ impl Directory {
             TargetKind::Segment => node,
         };
         let question = Directory::segment_question(id, what);
-        self.question(session, node, timeout_ms, question, Asked::Connection)
+        self.question(session, node, timeout_ms, question, AwaitedAnswer::Connection)
     }
 
     pub(super) fn connect_interrupt(
@@ -59,13 +59,13 @@ impl Directory {
         timeout_ms: u32,
     ) -> Answer {
         let question = Question::Interrupt { kind, number };
-        self.question(session, node, timeout_ms, question, Asked::Connection)
+        self.question(session, node, timeout_ms, question, AwaitedAnswer::Connection)
     }
 
     pub(super) fn ask_group(&mut self, session: SessionId, id: SegmentId, size: u64) -> Answer {
         let question = Question::Group { id, size: Some(size) };
         let home = self.group_home();
-        self.question(session, home, u32::MAX, question, Asked::Member { id, size })
+        self.question(session, home, u32::MAX, question, AwaitedAnswer::Member { id, size })
     }
 
     pub(super) fn map_pages(&mut self, session: SessionId, address: u64, length: u64) -> Answer {
@@ -75,16 +75,16 @@ impl Directory {
         let range = self.settings.ranges.iter().find(|(_, range)| inside(&range.addresses()));
         let (node, _) = range.ok_or(Refusal::NoSuchSegment)?;
         let question = Question::Pages { address, length };
-        self.question(session, *node, u32::MAX, question, Asked::Connection)
+        self.question(session, *node, u32::MAX, question, AwaitedAnswer::Connection)
     }
 
     pub(super) fn probe(&mut self, session: SessionId, node: NodeId) -> Answer {
-        self.question(session, node, u32::MAX, Question::Probe, Asked::Probe)
+        self.question(session, node, u32::MAX, Question::Probe, AwaitedAnswer::Probe)
     }
 
     pub(super) fn alive(&mut self, session: SessionId, holder: LockHolder) -> Answer {
         let question = Question::Alive(holder.session);
-        self.question(session, holder.node, u32::MAX, question, Asked::Alive)
+        self.question(session, holder.node, u32::MAX, question, AwaitedAnswer::Alive)
     }
 
     /// Asks the host of a connection's memory for something about a lock in it.
@@ -108,7 +108,7 @@ impl Directory {
             _ => None,
         };
         let what = Question::Lock { connection, session, request };
-        self.question(session, owner, u32::MAX, what, Asked::Lock(taken))
+        self.question(session, owner, u32::MAX, what, AwaitedAnswer::Lock(taken))
     }
 
     /// Gives back what was taken for somebody who was told that nobody answers. No answer to this is waited for.
@@ -131,7 +131,7 @@ impl Directory {
         owner: NodeId,
         timeout_ms: u32,
         what: Question,
-        asked: Asked,
+        asked: AwaitedAnswer,
     ) -> Answer {
         if owner == BROADCAST_NODE || !self.settings.hosts.contains_key(&owner) {
             return Err(Refusal::NoSuchNode);
@@ -247,7 +247,7 @@ impl Directory {
         };
         if late {
             // Nobody waits for it any more.
-            if let Asked::Lock(Some(taken)) = what
+            if let AwaitedAnswer::Lock(Some(taken)) = what
                 && let PeerReply::Lock(LockReply::Taken { .. }) = grant
             {
                 self.give_back(session, owner, taken);
@@ -264,21 +264,21 @@ impl Directory {
         }
         let mut known_as = connection;
         let reply = match (what, grant) {
-            (Asked::Alive, PeerReply::Alive(alive)) => Reply::Alive(alive),
-            (Asked::Lock(_), PeerReply::Lock(reply)) => Reply::Lock(reply),
-            (Asked::Probe, _) => Reply::Done,
-            (Asked::Member { id, size }, _) => {
+            (AwaitedAnswer::Alive, PeerReply::Alive(alive)) => Reply::Alive(alive),
+            (AwaitedAnswer::Lock(_), PeerReply::Lock(reply)) => Reply::Lock(reply),
+            (AwaitedAnswer::Probe, _) => Reply::Done,
+            (AwaitedAnswer::Member { id, size }, _) => {
                 known_as = self.new_member(session, id, size, connection);
                 Reply::Created { segment: known_as, id, address: None }
             }
-            (Asked::Connection, PeerReply::Memory { size, write, address }) => {
+            (AwaitedAnswer::Connection, PeerReply::Memory { size, write, address }) => {
                 Reply::Connected(Connected { connection, size, write, address })
             }
-            (Asked::Connection, PeerReply::Pages { lengths, write }) => {
+            (AwaitedAnswer::Connection, PeerReply::Pages { lengths, write }) => {
                 Reply::Pages { connection, lengths, write }
             }
             // A peer that answers something else than it was asked is not to be understood.
-            (Asked::Connection | Asked::Alive | Asked::Lock(_), _) => {
+            (AwaitedAnswer::Connection | AwaitedAnswer::Alive | AwaitedAnswer::Lock(_), _) => {
                 if what.is_kept() {
                     self.discount(session, what.counts());
                     self.send(Recipient::Ask(owner, disconnect), Vec::new());
@@ -377,7 +377,7 @@ impl Directory {
             let asked = self.questions.get(request).map(|pending| pending.what);
             let answer = match asked {
                 // Locks are taken from those that are dead, and from nobody else.
-                Some(Asked::Alive) => Ok(PeerReply::Alive(!dead)),
+                Some(AwaitedAnswer::Alive) => Ok(PeerReply::Alive(!dead)),
                 _ => Err(Refusal::NotResponding),
             };
             self.answered(request, answer, Vec::new());
@@ -398,7 +398,7 @@ impl Directory {
             let reply = match what {
                 // A node that is slow says nothing of its processes, and locks are taken from
                 // those that are dead.
-                Asked::Alive => Reply::Alive(true),
+                AwaitedAnswer::Alive => Reply::Alive(true),
                 _ => Reply::Refused(Refusal::NotResponding),
             };
             self.send(Recipient::Reply(session, reply), Vec::new());

@@ -12,7 +12,8 @@ use std::ops::RangeInclusive;
 use super::locks::FarLocks;
 use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
-    AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects, Recipient, system,
+    AttachedObject, ConnectionTarget, Directory, DirectoryAction, GuestConnection, Objects,
+    Recipient, system,
 };
 use crate::message::{
     ConnectionChange, Handle, NodeId, ObjectId, OwnerMessage, PeerReply, Refusal, SegmentAccess,
@@ -25,7 +26,7 @@ pub(super) struct Group {
     memory: ObjectId,
     size: u64,
     offset: u64,
-    guests: BTreeMap<Guest, Joined>,
+    guests: BTreeMap<GuestConnection, Joined>,
     lingering: Lingering,
     /// The move that is under way.
     moving: Option<Handle>,
@@ -70,12 +71,12 @@ impl Group {
     }
 
     /// All who have joined it, or are connected to it.
-    pub(super) fn guests(&self) -> impl Iterator<Item = Guest> {
+    pub(super) fn guests(&self) -> impl Iterator<Item = GuestConnection> {
         self.guests.keys().copied()
     }
 
     /// Whether one of those who joined may store.
-    pub(super) fn writes(&self, guest: Guest) -> bool {
+    pub(super) fn writes(&self, guest: GuestConnection) -> bool {
         self.guests.get(&guest).is_some_and(|joined| joined.share == SegmentAccess::Write)
     }
 }
@@ -89,7 +90,7 @@ impl Directory {
     /// A new member (with a size) or sender of a group.
     pub(super) fn join_group(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         id: SegmentId,
         size: Option<u64>,
         objects: &mut dyn Objects,
@@ -144,7 +145,12 @@ impl Directory {
 
     /// A member or sender has left. Without members there is no group: its senders are told `change`, which says
     /// whether the last member ended in order.
-    pub(super) fn leave_group(&mut self, guest: Guest, id: SegmentId, change: ConnectionChange) {
+    pub(super) fn leave_group(
+        &mut self,
+        guest: GuestConnection,
+        id: SegmentId,
+        change: ConnectionChange,
+    ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(joined) = group.guests.remove(&guest) else { return };
         group.lingering.was_released(guest.0, joined.share);
@@ -184,7 +190,7 @@ impl Directory {
     /// Who is to lose groups of these numbers, as the rules are now.
     pub(super) fn groups_to_revoke(&self, ids: RangeInclusive<SegmentId>) -> Vec<RevokedHolders> {
         let revoked = |(id, group): (&SegmentId, &Group)| {
-            let lost = |(guest, joined): (&Guest, &Joined)| {
+            let lost = |(guest, joined): (&GuestConnection, &Joined)| {
                 let rule = self.rule(*id, guest.0);
                 (rule < joined.share || rule < self.needed(joined.member)).then_some(*guest)
             };
@@ -200,7 +206,7 @@ impl Directory {
     pub(super) fn revoke_group(
         &mut self,
         id: SegmentId,
-        guest: Guest,
+        guest: GuestConnection,
         objects: &mut dyn Objects,
     ) -> bool {
         self.end_locks(guest, true, objects);

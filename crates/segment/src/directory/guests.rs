@@ -9,7 +9,7 @@ use std::ops::Deref;
 
 use rackbus_fabric::Loan;
 
-use super::{ConnectionTarget, Directory, Guest, MAX_HANDLES};
+use super::{ConnectionTarget, Directory, GuestConnection, MAX_HANDLES};
 use crate::message::{
     DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, PeerReply, Question, Refusal, TargetKind,
 };
@@ -45,9 +45,9 @@ struct HostUse {
 /// All of them, with what each host has.
 #[derive(Debug, Default)]
 pub(super) struct Guests {
-    all: BTreeMap<Guest, GuestEntry>,
+    all: BTreeMap<GuestConnection, GuestEntry>,
     /// The bytes that each leads to, where they are counted.
-    bytes: BTreeMap<Guest, u64>,
+    bytes: BTreeMap<GuestConnection, u64>,
     of_host: BTreeMap<NodeId, HostUse>,
     /// Senders of data interrupts, of all hosts.
     senders: u32,
@@ -79,7 +79,7 @@ impl Guests {
         (self.senders - of(own) >= MOST_SENDERS_OF_ALL).then_some(MOST_SENDERS_OF_ALL)
     }
 
-    pub(super) fn insert(&mut self, guest: Guest, entry: GuestEntry) {
+    pub(super) fn insert(&mut self, guest: GuestConnection, entry: GuestEntry) {
         let of_host = self.of_host.entry(guest.0).or_default();
         let new = sends_data(&entry);
         match self.all.insert(guest, entry) {
@@ -97,13 +97,13 @@ impl Guests {
     }
 
     /// Counts the bytes that a connection leads to, once.
-    fn count_bytes(&mut self, guest: Guest, bytes: u64) {
+    fn count_bytes(&mut self, guest: GuestConnection, bytes: u64) {
         if self.all.contains_key(&guest) && self.bytes.insert(guest, bytes).is_none() {
             self.of_host.entry(guest.0).or_default().bytes += bytes;
         }
     }
 
-    pub(super) fn remove(&mut self, guest: &Guest) -> Option<GuestEntry> {
+    pub(super) fn remove(&mut self, guest: &GuestConnection) -> Option<GuestEntry> {
         let entry = self.all.remove(guest)?;
         let bytes = self.bytes.remove(guest).unwrap_or_default();
         if let Some(of_host) = self.of_host.get_mut(&guest.0) {
@@ -120,7 +120,7 @@ impl Guests {
 }
 
 impl Deref for Guests {
-    type Target = BTreeMap<Guest, GuestEntry>;
+    type Target = BTreeMap<GuestConnection, GuestEntry>;
 
     fn deref(&self) -> &Self::Target {
         &self.all
@@ -129,7 +129,7 @@ impl Deref for Guests {
 
 /// What another machine has too much of, and is refused more: how often.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct RefusalCounts {
     pub(super) connections: u64,
     pub(super) bytes: u64,
     pub(super) locks: u64,
@@ -164,7 +164,7 @@ impl Directory {
     /// that leads to so much where it is another machine: others map the memory itself, of which the owner keeps nothing.
     pub(super) fn connect_bounded<Attached>(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         what: &Question,
         connect: impl FnOnce(&mut Directory) -> Result<(PeerReply, Attached), Refusal>,
     ) -> Result<(PeerReply, Attached), Refusal> {
@@ -200,7 +200,7 @@ impl Directory {
 
     /// How often other machines were refused what they had too much of, each by its name.
     pub fn refusals(&self) -> [(&'static str, u64); 3] {
-        let Refused { connections, bytes, locks, .. } = &self.refused;
+        let RefusalCounts { connections, bytes, locks, .. } = &self.refused;
         [("connections", *connections), ("bytes of connections", *bytes), ("locks", *locks)]
     }
 

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, LinePart, Objects,
-    Recipient, done, system,
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, GuestConnection,
+    LinePart, Objects, Recipient, done, system,
 };
 use crate::message::{
     ConnectionChange, FIRST_FREE_ID, Handle, InterruptKind, ObjectId, OwnerMessage, PeerReply,
@@ -17,14 +17,14 @@ use crate::message::{
 
 /// An interrupt of this host.
 #[derive(Debug)]
-pub(super) struct Interrupt {
+pub(super) struct InterruptEntry {
     line: ObjectId,
     event: ObjectId,
     shared: bool,
     /// Those who made it, and what each calls it.
     owners: BTreeMap<Handle, SessionId>,
     /// Its senders, and the rings of those that send data.
-    guests: BTreeMap<Guest, Option<(Handle, ObjectId)>>,
+    guests: BTreeMap<GuestConnection, Option<(Handle, ObjectId)>>,
 }
 
 impl Directory {
@@ -68,7 +68,7 @@ impl Directory {
                 system(cause)
             })?;
             let (owners, guests) = Default::default();
-            self.interrupts.insert(key, Interrupt { line, event, shared, owners, guests });
+            self.interrupts.insert(key, InterruptEntry { line, event, shared, owners, guests });
             self.taken_interrupts.entry(kind).or_default().take(number);
         }
         let handle = self.handle();
@@ -130,7 +130,7 @@ impl Directory {
     /// Somebody wants to send to an interrupt.
     pub(super) fn connect_sender(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         key: (InterruptKind, u32),
         objects: &mut dyn Objects,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
@@ -166,7 +166,7 @@ impl Directory {
     }
 
     /// A sender is gone.
-    pub(super) fn sender_left(&mut self, guest: Guest, key: (InterruptKind, u32)) {
+    pub(super) fn sender_left(&mut self, guest: GuestConnection, key: (InterruptKind, u32)) {
         let Some(interrupt) = self.interrupts.get_mut(&key) else { return };
         let Some(Some((ring, object))) = interrupt.guests.remove(&guest) else { return };
         let owners: Vec<(Handle, SessionId)> =

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 
 use super::interface::{LockAccess, LockState};
-use super::notes::{FarNotes, Parties};
-use super::{ConnectionTarget, Directory, Guest, Objects};
+use super::notes::{BarrierParties, FarNotes};
+use super::{ConnectionTarget, Directory, GuestConnection, Objects};
 use crate::message::{
     BarrierPhase, Handle, LockHolder, LockOperation, LockReply, LockRequest, MOST_FAR_PARTIES,
     NodeId, ObjectId, Refusal, SessionId,
@@ -25,11 +25,11 @@ const RETRY: u64 = 100;
 #[derive(Debug, Default)]
 pub(super) struct FarLocks {
     /// Locks that are held, each by which connection and where.
-    held: BTreeMap<(Guest, u64), HeldLock>,
+    held: BTreeMap<(GuestConnection, u64), HeldLock>,
     /// Of each connection, the last attempt. Attempts count up: what has no greater number has been tried, or is given up.
-    tried: BTreeMap<Guest, u64>,
+    tried: BTreeMap<GuestConnection, u64>,
     /// Barriers that a connection's party has arrived at, or has asked about.
-    barriers: BTreeMap<(Guest, u64, SessionId), Arrival>,
+    barriers: BTreeMap<(GuestConnection, u64, SessionId), Arrival>,
     /// What is to be done when the memory is where it will be, or could not be done before.
     owed: Vec<(u64, Owed)>,
 }
@@ -37,7 +37,7 @@ pub(super) struct FarLocks {
 /// A party of a barrier.
 #[derive(Debug)]
 struct Arrival {
-    parties: Parties,
+    parties: BarrierParties,
     /// Phases that it had passed when it arrived or asked last.
     passed: u32,
 }
@@ -54,12 +54,12 @@ struct HeldLock {
 enum Owed {
     Free(LockHolder),
     FreeOfDead(LockHolder),
-    Exclude(Parties, LockHolder),
+    Exclude(BarrierParties, LockHolder),
 }
 
 impl Owed {
     /// The parties of the barrier that it is about.
-    fn parties(&self) -> Option<Parties> {
+    fn parties(&self) -> Option<BarrierParties> {
         match self {
             Owed::Exclude(parties, _) => Some(parties.clone()),
             Owed::Free(_) | Owed::FreeOfDead(_) => None,
@@ -86,7 +86,7 @@ impl FarLocks {
     }
 
     /// Notes an attempt; whether it is a new one.
-    fn tries(&mut self, guest: Guest, attempt: u64) -> bool {
+    fn tries(&mut self, guest: GuestConnection, attempt: u64) -> bool {
         let last = self.tried.entry(guest).or_default();
         let new = *last < attempt;
         *last = (*last).max(attempt);
@@ -94,7 +94,7 @@ impl FarLocks {
     }
 
     /// What the end of a connection frees.
-    fn take_held(&mut self, guest: Guest) -> Vec<(u64, Owed)> {
+    fn take_held(&mut self, guest: GuestConnection) -> Vec<(u64, Owed)> {
         let ended: Vec<u64> =
             self.held.range((guest, 0)..=(guest, u64::MAX)).map(|((_, at), _)| *at).collect();
         let free = |at: u64| Some((at, Owed::FreeOfDead(self.held.remove(&(guest, at))?.holder)));
@@ -102,11 +102,11 @@ impl FarLocks {
     }
 
     /// The barriers that a connection's parties have arrived at.
-    fn take_barriers(&mut self, guest: Guest) -> Vec<(u64, Owed)> {
+    fn take_barriers(&mut self, guest: GuestConnection) -> Vec<(u64, Owed)> {
         let range = (guest, 0, SessionId(0))..=(guest, u64::MAX, SessionId(u64::MAX));
-        let ended: Vec<(Guest, u64, SessionId)> =
+        let ended: Vec<(GuestConnection, u64, SessionId)> =
             self.barriers.range(range).map(|(key, _)| *key).collect();
-        let leave = |key: (Guest, u64, SessionId)| {
+        let leave = |key: (GuestConnection, u64, SessionId)| {
             let dead = LockHolder { node: guest.0, session: key.2 };
             Some((key.1, Owed::Exclude(self.barriers.remove(&key)?.parties, dead)))
         };
@@ -146,7 +146,7 @@ struct FarMemory<'a> {
 
 impl Directory {
     /// The memory of a segment or a group that a connection leads to, or led to until now.
-    fn far_memory(&mut self, guest: Guest) -> Option<FarMemory<'_>> {
+    fn far_memory(&mut self, guest: GuestConnection) -> Option<FarMemory<'_>> {
         match self.guests.get(&guest)?.0 {
             ConnectionTarget::Segment(handle) => {
                 let segment = self.segments.get_mut(&handle)?;
@@ -171,7 +171,7 @@ impl Directory {
     /// Does something to a lock or a barrier for a party of another host.
     pub(super) fn lock(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         session: SessionId,
         request: LockRequest,
         objects: &mut dyn Objects,
@@ -234,7 +234,7 @@ impl Directory {
     /// An attempt of a party to take the lock at a place of its connection's memory.
     fn take_lock(
         &mut self,
-        key: (Guest, u64),
+        key: (GuestConnection, u64),
         (party, attempt): (LockHolder, u64),
         objects: &mut dyn Objects,
     ) -> Result<LockReply, Refusal> {
@@ -276,7 +276,7 @@ impl Directory {
     /// A party arrives at a barrier, or asks how far that is.
     fn arrive(
         &mut self,
-        key: (Guest, u64, SessionId),
+        key: (GuestConnection, u64, SessionId),
         (party, parties): (LockHolder, Vec<LockHolder>),
         passed: Option<u32>,
         objects: &mut dyn Objects,
@@ -329,7 +329,7 @@ impl Directory {
     /// that the holder before it died: the next one has to be told.
     fn release_lock(
         &mut self,
-        key: (Guest, u64),
+        key: (GuestConnection, u64),
         (party, attempt): (LockHolder, u64),
         told: bool,
         objects: &mut dyn Objects,
@@ -365,13 +365,19 @@ impl Directory {
 
     /// A connection ends: what was locked by it is free, and its next holder is told. When it is `cut`, nobody waits at
     /// barriers any more for who arrived by it; otherwise its node says who lives.
-    pub(super) fn end_locks(&mut self, guest: Guest, cut: bool, objects: &mut dyn Objects) {
+    pub(super) fn end_locks(
+        &mut self,
+        guest: GuestConnection,
+        cut: bool,
+        objects: &mut dyn Objects,
+    ) {
         let Some(far) = self.far_memory(guest) else { return };
         let (held, barriers) = (far.locks.take_held(guest), far.locks.take_barriers(guest));
         far.locks.tried.remove(&guest);
         let (memory, moving) = (far.memory, far.moving);
         let held_count = held.len();
-        let named: Vec<Parties> = barriers.iter().filter_map(|(_, owed)| owed.parties()).collect();
+        let named: Vec<BarrierParties> =
+            barriers.iter().filter_map(|(_, owed)| owed.parties()).collect();
         let owed: Vec<(u64, Owed)> =
             held.into_iter().chain(barriers.into_iter().filter(|_| cut)).collect();
         far.locks.owed.extend(owed);

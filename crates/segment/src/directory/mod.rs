@@ -39,16 +39,16 @@ use crate::message::{
 };
 use connections::SegmentConnection;
 use groups::Group;
-use guests::{Guests, Refused};
+use guests::{Guests, RefusalCounts};
 pub use interface::{
     AttachedObject, DirectoryAction, DirectorySettings, HostRange, LinePart, LockAccess, LockState,
     Loss, Objects, Recipient,
 };
-use interrupts::Interrupt;
+use interrupts::InterruptEntry;
 use moves::{DirectoryMove, MoveTicket};
 use notes::FarNotes;
 use numbers::TakenNumbers;
-use pages::Extent;
+use pages::ExtentEntry;
 pub use queries::widen;
 use questions::Questions;
 use segments::Segment;
@@ -59,7 +59,7 @@ pub const MAX_HANDLES: u32 = 65_536;
 
 /// A connection of another host's process to something of this host: its node, and what that
 /// node calls it.
-type Guest = (NodeId, Handle);
+type GuestConnection = (NodeId, Handle);
 
 /// See the module's documentation. Time is in milliseconds of the shell's clock.
 #[derive(Debug)]
@@ -75,10 +75,10 @@ pub struct Directory {
     /// The numbers in that, to choose another one.
     taken_ids: TakenNumbers,
     groups: BTreeMap<SegmentId, Group>,
-    interrupts: BTreeMap<(InterruptKind, u32), Interrupt>,
+    interrupts: BTreeMap<(InterruptKind, u32), InterruptEntry>,
     taken_interrupts: BTreeMap<InterruptKind, TakenNumbers>,
     interrupt_handles: BTreeMap<Handle, (InterruptKind, u32)>,
-    extents: BTreeMap<Handle, Extent>,
+    extents: BTreeMap<Handle, ExtentEntry>,
     /// What connections of others' processes lead to here, and the loans by which they do.
     guests: Guests,
     connections: BTreeMap<Handle, SegmentConnection>,
@@ -87,7 +87,7 @@ pub struct Directory {
     /// When what could not be done of those in memory is tried again.
     locks_due: Option<u64>,
     /// What other machines had too much of.
-    refused: Refused,
+    refused: RefusalCounts,
     questions: Questions,
     moves: BTreeMap<Handle, DirectoryMove>,
     tickets: BTreeMap<Handle, MoveTicket>,
@@ -132,7 +132,7 @@ impl Directory {
             connections: BTreeMap::new(),
             far_notes: FarNotes::default(),
             locks_due: None,
-            refused: Refused::default(),
+            refused: RefusalCounts::default(),
             questions: Questions::default(),
             moves: BTreeMap::new(),
             tickets: BTreeMap::new(),
@@ -282,7 +282,8 @@ impl Directory {
         self.at(now);
         let first = (node, Handle(0));
         let last = (node, Handle(u64::MAX));
-        let gone: Vec<Guest> = self.guests.range(first..=last).map(|(guest, _)| *guest).collect();
+        let gone: Vec<GuestConnection> =
+            self.guests.range(first..=last).map(|(guest, _)| *guest).collect();
         for guest in gone {
             // Nobody can ask it whether its processes live: who waits for them goes on without them.
             self.end_locks(guest, true, objects);

@@ -20,7 +20,7 @@ mod tickets;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{AttachedObject, Directory, DirectoryAction, Guest, Objects, Recipient};
+use super::{AttachedObject, Directory, DirectoryAction, GuestConnection, Objects, Recipient};
 use crate::message::{
     ConnectionChange, Handle, ObjectId, OwnerMessage, SegmentAccess, SessionEvent, SessionId,
 };
@@ -157,7 +157,7 @@ impl Directory {
         self.keeper_answered(ticket, Keeper::Session(session, keeper), Phase::Freezing);
     }
 
-    pub(super) fn guest_frozen(&mut self, ticket: Handle, guest: Guest) {
+    pub(super) fn guest_frozen(&mut self, ticket: Handle, guest: GuestConnection) {
         self.keeper_answered(ticket, Keeper::Guest(guest), Phase::Freezing);
     }
 
@@ -165,7 +165,7 @@ impl Directory {
         self.keeper_answered(ticket, Keeper::Session(session, keeper), Phase::Adopting);
     }
 
-    pub(super) fn guest_adopted(&mut self, ticket: Handle, guest: Guest) {
+    pub(super) fn guest_adopted(&mut self, ticket: Handle, guest: GuestConnection) {
         self.keeper_answered(ticket, Keeper::Guest(guest), Phase::Adopting);
     }
 
@@ -267,7 +267,7 @@ impl Directory {
     }
 
     /// Whether a connector of a segment, or one who joined a group, may store.
-    fn guest_writes(&self, guest: Guest) -> bool {
+    fn guest_writes(&self, guest: GuestConnection) -> bool {
         match self.guests.get(&guest).map(|(target, _)| target) {
             Some(super::ConnectionTarget::Segment(handle)) => {
                 let segment = self.segments.get(handle);

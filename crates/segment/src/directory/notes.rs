@@ -10,14 +10,14 @@ use std::sync::Arc;
 use crate::message::{LockHolder, MOST_FAR_LOCKS, NodeId, Refusal};
 
 /// All that a barrier waits for, in the order in which all name them.
-pub(super) type Parties = Arc<[LockHolder]>;
+pub(super) type BarrierParties = Arc<[LockHolder]>;
 
 /// What is noted of one machine.
 #[derive(Debug, Default)]
 struct NotesOfNode {
     count: u32,
     /// Its lists, and how many arrivals name each.
-    lists: BTreeMap<Parties, u32>,
+    lists: BTreeMap<BarrierParties, u32>,
 }
 
 /// What is noted of each.
@@ -62,7 +62,7 @@ impl FarNotes {
         &mut self,
         node: NodeId,
         parties: Vec<LockHolder>,
-    ) -> Result<Parties, Refusal> {
+    ) -> Result<BarrierParties, Refusal> {
         let kept = self.0.get(&node).and_then(|notes| notes.lists.get_key_value(&parties[..]));
         let kept = kept.map(|(list, _)| list.clone());
         let new = if kept.is_none() { weight(&parties) } else { 0 };
@@ -73,7 +73,7 @@ impl FarNotes {
     }
 
     /// An arrival is noted no more, nor is its list with the last that names it.
-    pub(super) fn remove_arrival(&mut self, node: NodeId, parties: &Parties) {
+    pub(super) fn remove_arrival(&mut self, node: NodeId, parties: &BarrierParties) {
         let mut count = 1;
         if let Some(notes) = self.0.get_mut(&node)
             && let Some(named) = notes.lists.get_mut(parties)
@@ -106,7 +106,7 @@ mod tests {
     fn a_list_counts_once_until_the_last_arrival_that_names_it_is_gone() {
         let mut notes = FarNotes::default();
         let (few, many) = (parties(8, 64), parties(8, 1024));
-        let lists: Vec<Parties> =
+        let lists: Vec<BarrierParties> =
             (0..60_000).map(|_| notes.add_arrival(8, few.clone()).unwrap()).collect();
         assert!(lists.iter().all(|list| Arc::ptr_eq(list, &lists[0])));
         let other = notes.add_arrival(8, many).unwrap();

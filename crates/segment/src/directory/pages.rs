@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::moves::{Keeper, MovedMemory};
 use super::{
-    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects,
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, GuestConnection, Objects,
     Recipient, system,
 };
 use crate::message::{
@@ -26,7 +26,7 @@ const MAX_PIECES: u32 = 64;
 
 /// Memory of a process in the rack's address space.
 #[derive(Debug)]
-pub(super) struct Extent {
+pub(super) struct ExtentEntry {
     session: SessionId,
     offset: u64,
     size: u64,
@@ -44,7 +44,7 @@ struct Opened {
     memory: ObjectId,
     node: NodeId,
     write: bool,
-    guests: BTreeSet<Guest>,
+    guests: BTreeSet<GuestConnection>,
 }
 
 /// Pages on their way to being opened, or closed.
@@ -74,12 +74,17 @@ impl Directory {
         })?;
         let extent = self.handle();
         let opened = BTreeMap::new();
-        self.extents.insert(extent, Extent { session, offset, size, memory, opened, moving: None });
+        self.extents
+            .insert(extent, ExtentEntry { session, offset, size, memory, opened, moving: None });
         let address = self.settings.range.base + offset;
         Ok(Some((Reply::Extent { extent, address }, vec![AttachedObject::whole(memory)])))
     }
 
-    fn own_extent(&mut self, session: SessionId, handle: Handle) -> Result<&mut Extent, Refusal> {
+    fn own_extent(
+        &mut self,
+        session: SessionId,
+        handle: Handle,
+    ) -> Result<&mut ExtentEntry, Refusal> {
         match self.extents.get_mut(&handle) {
             Some(extent) if extent.session == session => Ok(extent),
             _ => Err(Refusal::Stale),
@@ -94,8 +99,9 @@ impl Directory {
     }
 
     pub(super) fn drop_extents(&mut self, session: SessionId) {
-        let of =
-            |(handle, extent): (&Handle, &Extent)| (extent.session == session).then_some(*handle);
+        let of = |(handle, extent): (&Handle, &ExtentEntry)| {
+            (extent.session == session).then_some(*handle)
+        };
         let handles: Vec<Handle> = self.extents.iter().filter_map(of).collect();
         for handle in handles {
             self.end_extent(handle, ConnectionChange::Lost, None);
@@ -129,7 +135,7 @@ impl Directory {
         }
     }
 
-    fn lose_guests(&mut self, guests: BTreeSet<Guest>, change: ConnectionChange) {
+    fn lose_guests(&mut self, guests: BTreeSet<GuestConnection>, change: ConnectionChange) {
         for (node, connection) in guests {
             self.guests.remove(&(node, connection));
             let tell = OwnerMessage::Remote { connection, change };
@@ -229,7 +235,7 @@ impl Directory {
     /// Another host's process wants to reach pages.
     pub(super) fn reach_pages(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         address: u64,
         length: u64,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
@@ -268,7 +274,7 @@ impl Directory {
         Ok((PeerReply::Pages { lengths, write }, attached))
     }
 
-    pub(super) fn guest_left_pages(&mut self, guest: Guest, handle: Handle) {
+    pub(super) fn guest_left_pages(&mut self, guest: GuestConnection, handle: Handle) {
         let Some(extent) = self.extents.get_mut(&handle) else { return };
         for opened in extent.opened.values_mut() {
             opened.guests.remove(&guest);
@@ -276,7 +282,7 @@ impl Directory {
     }
 }
 
-impl Extent {
+impl ExtentEntry {
     /// The opened ranges that share a byte with `range`.
     fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = (&u64, &Opened)> {
         let (start, end) = (range.start, range.end);
@@ -298,7 +304,7 @@ impl Extent {
 }
 
 /// Whether a range is of whole pages inside of an extent that is at rest.
-fn check(extent: &Extent, range: &Range<u64>) -> Result<(), Refusal> {
+fn check(extent: &ExtentEntry, range: &Range<u64>) -> Result<(), Refusal> {
     if range.is_empty()
         || range.end > extent.size
         || !range.start.is_multiple_of(PAGE)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
 
-use super::{ConnectionTarget, Directory, Guest, ObjectId};
+use super::{ConnectionTarget, Directory, GuestConnection, ObjectId};
 use crate::{Handle, NodeId, SessionId};
 
 impl Directory {
@@ -54,7 +54,7 @@ impl Directory {
     }
 
     fn keepers_of(&self, target: ConnectionTarget) -> Vec<(SessionId, Handle)> {
-        let own = |guests: &mut dyn Iterator<Item = Guest>| -> Vec<(SessionId, Handle)> {
+        let own = |guests: &mut dyn Iterator<Item = GuestConnection>| -> Vec<(SessionId, Handle)> {
             let own = guests.filter(|(node, _)| *node == self.settings.node);
             own.filter_map(|(_, connection)| self.keeper_of(connection)).collect()
         };

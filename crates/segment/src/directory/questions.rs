@@ -20,14 +20,14 @@ pub(super) struct PendingQuestion {
     pub session: SessionId,
     pub owner: NodeId,
     pub connection: Handle,
-    pub what: Asked,
+    pub what: AwaitedAnswer,
     /// When the session is told that nobody answers; `None` when it has been.
     pub deadline: Option<u64>,
 }
 
 /// What a session waits for.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum AwaitedAnswer {
     Connection,
     Member {
         id: SegmentId,
@@ -39,14 +39,14 @@ pub(super) enum Asked {
     Lock(Option<(Handle, u64, u64)>),
 }
 
-impl Asked {
+impl AwaitedAnswer {
     /// How many things the session is to have by it, if it is to have something and not only to know: a member of a group
     /// is a connection and a segment.
     pub(super) fn counts(self) -> u32 {
         match self {
-            Asked::Connection => 1,
-            Asked::Member { .. } => 2,
-            Asked::Probe | Asked::Alive | Asked::Lock(_) => 0,
+            AwaitedAnswer::Connection => 1,
+            AwaitedAnswer::Member { .. } => 2,
+            AwaitedAnswer::Probe | AwaitedAnswer::Alive | AwaitedAnswer::Lock(_) => 0,
         }
     }
 
@@ -148,7 +148,7 @@ impl Questions {
     }
 
     /// Nobody waits any more for what is due at `now`: who did, and for what.
-    pub(super) fn expire(&mut self, now: u64) -> Vec<(SessionId, Asked)> {
+    pub(super) fn expire(&mut self, now: u64) -> Vec<(SessionId, AwaitedAnswer)> {
         let mut expired = Vec::new();
         while let Some(&(deadline, request)) = self.due.first().filter(|(due, _)| *due <= now) {
             self.due.remove(&(deadline, request));

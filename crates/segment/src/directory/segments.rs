@@ -8,7 +8,7 @@ use rackbus_fabric::sharing::{MOST_CHANGES, TooManyChanges};
 use super::locks::FarLocks;
 use super::moves::{Keeper, Lingering, MovedMemory, RevokedHolders};
 use super::{
-    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, Guest, Objects,
+    Answer, AttachedObject, ConnectionTarget, Directory, DirectoryAction, GuestConnection, Objects,
     Recipient, done, system,
 };
 use crate::message::{
@@ -40,7 +40,7 @@ pub(super) struct Segment {
     pub shared: bool,
     /// A member's connection to its group.
     pub group: Option<Handle>,
-    pub guests: BTreeMap<Guest, SegmentAccess>,
+    pub guests: BTreeMap<GuestConnection, SegmentAccess>,
     /// Who may keep a mapping without a right to it.
     pub lingering: Lingering,
     /// The move that is under way.
@@ -51,7 +51,7 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Whether a connection may store to it.
-    pub(super) fn writes(&self, guest: Guest) -> bool {
+    pub(super) fn writes(&self, guest: GuestConnection) -> bool {
         self.guests.get(&guest).is_some_and(|share| *share == SegmentAccess::Write)
     }
 }
@@ -185,7 +185,7 @@ impl Directory {
             return Err(Refusal::Illegal("the segment is not available".into()));
         }
         segment.available = false;
-        let guests: Vec<Guest> = segment.guests.keys().copied().collect();
+        let guests: Vec<GuestConnection> = segment.guests.keys().copied().collect();
         match how {
             Withdrawal::Quiet => done(),
             Withdrawal::Notify => {
@@ -269,7 +269,7 @@ impl Directory {
     /// Another node's process, or one of this node's, wants to use a segment.
     pub(super) fn connect_guest(
         &mut self,
-        guest: Guest,
+        guest: GuestConnection,
         id: SegmentId,
         what: TargetKind,
     ) -> Result<(PeerReply, Vec<AttachedObject>), Refusal> {
@@ -305,7 +305,7 @@ impl Directory {
     }
 
     /// A guest has released a segment.
-    pub(super) fn guest_left_segment(&mut self, guest: Guest, handle: Handle) {
+    pub(super) fn guest_left_segment(&mut self, guest: GuestConnection, handle: Handle) {
         let Some(segment) = self.segments.get_mut(&handle) else { return };
         let Some(share) = segment.guests.remove(&guest) else { return };
         segment.lingering.was_released(guest.0, share);
@@ -355,7 +355,12 @@ impl Directory {
     }
 
     /// Takes a segment away from somebody who is connected, but for the memory; whether it was.
-    fn revoke_segment(&mut self, handle: Handle, guest: Guest, objects: &mut dyn Objects) -> bool {
+    fn revoke_segment(
+        &mut self,
+        handle: Handle,
+        guest: GuestConnection,
+        objects: &mut dyn Objects,
+    ) -> bool {
         self.end_locks(guest, true, objects);
         let Some(segment) = self.segments.get_mut(&handle) else { return false };
         let Some(share) = segment.guests.remove(&guest) else { return false };
@@ -447,10 +452,10 @@ impl Directory {
         let mut revoked = Vec::new();
         for (id, handle) in self.by_id.range(ids.clone()) {
             let Some(segment) = self.segments.get(handle) else { continue };
-            let lost = |(guest, share): (&Guest, &SegmentAccess)| {
+            let lost = |(guest, share): (&GuestConnection, &SegmentAccess)| {
                 (self.rule(*id, guest.0) < *share).then_some(*guest)
             };
-            let guests: Vec<Guest> = segment.guests.iter().filter_map(lost).collect();
+            let guests: Vec<GuestConnection> = segment.guests.iter().filter_map(lost).collect();
             let lingers = segment.lingering.lingers(|node| self.rule(*id, node));
             revoked.push(RevokedHolders { kept: MovedMemory::Segment(*handle), guests, lingers });
         }

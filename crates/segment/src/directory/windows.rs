@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rackbus_fabric::{Access, AddressTarget, FabricHandle, HostId, Loan};
 
-use super::{DirectorySettings, Guest};
+use super::{DirectorySettings, GuestConnection};
 use crate::message::{InterruptKind, NodeId, Refusal};
 
 /// Bytes that raising an interrupt writes.
@@ -30,7 +30,7 @@ impl Windows {
     /// `offset` on.
     pub fn memory(
         &self,
-        guest: Guest,
+        guest: GuestConnection,
         (offset, length): (u64, u64),
         write: bool,
     ) -> Result<Loan, Refusal> {
@@ -42,7 +42,7 @@ impl Windows {
     /// Lets them raise an interrupt.
     pub fn interrupt(
         &self,
-        guest: Guest,
+        guest: GuestConnection,
         kind: InterruptKind,
         number: u32,
     ) -> Result<Loan, Refusal> {
@@ -52,7 +52,7 @@ impl Windows {
 
     fn lend(
         &self,
-        guest: Guest,
+        guest: GuestConnection,
         length: u64,
         access: Access,
         target: AddressTarget,

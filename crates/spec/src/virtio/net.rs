@@ -110,7 +110,7 @@ pub mod config {
     Unaligned,
 )]
 #[repr(C)]
-pub struct Header {
+pub struct NetHeader {
     /// 1: the checksum is to be computed; 2: it was verified.
     pub flags: u8,
     /// How the frame is to be cut.

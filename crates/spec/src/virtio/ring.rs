@@ -26,7 +26,7 @@ pub const MAX_QUEUE_SIZE: u16 = 32_768;
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Descriptor {
+pub struct SplitDescriptor {
     /// Address of the buffer.
     pub address: u64,
     /// Bytes that the buffer has room for.

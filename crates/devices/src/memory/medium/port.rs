@@ -16,35 +16,35 @@ const TURN: usize = 16;
 
 /// Serves memory to one front.
 #[derive(Debug)]
-pub struct Port {
+pub struct MemoryPort {
     exchange: Exchange,
     /// It was saved, and nothing happened since: somebody else continues with the exchange.
     saved: bool,
     buffer: Vec<u8>,
 }
 
-impl Port {
+impl MemoryPort {
     /// To a front whose accesses `carried` carries.
     ///
     /// # Errors
     /// When memory or descriptors cannot be had.
-    pub fn carried(carried: Carried) -> Result<Port, ExchangeError> {
-        Ok(Port::over(Exchange::carried("memory-medium", carried, LAYOUT)?))
+    pub fn carried(carried: Carried) -> Result<MemoryPort, ExchangeError> {
+        Ok(MemoryPort::over(Exchange::carried("memory-medium", carried, LAYOUT)?))
     }
 
     /// Goes on where an earlier one was saved.
     ///
     /// # Errors
-    /// As [`carried`](Port::carried).
-    pub fn again(end: InheritedEnd) -> Result<Port, ExchangeError> {
-        let mut port = Port::over(Exchange::again(SessionSide::Answers, end, LAYOUT)?);
+    /// As [`carried`](MemoryPort::carried).
+    pub fn again(end: InheritedEnd) -> Result<MemoryPort, ExchangeError> {
+        let mut port = MemoryPort::over(Exchange::again(SessionSide::Answers, end, LAYOUT)?);
         // The front may rest until it hears of what was answered here.
         port.exchange.ring();
         Ok(port)
     }
 
-    pub(super) fn over(exchange: Exchange) -> Port {
-        Port { exchange, saved: false, buffer: vec![0; LAYOUT.data_bytes] }
+    pub(super) fn over(exchange: Exchange) -> MemoryPort {
+        MemoryPort { exchange, saved: false, buffer: vec![0; LAYOUT.data_bytes] }
     }
 
     /// What another process needs to go on with it.
@@ -58,7 +58,7 @@ impl Port {
         Ok(files)
     }
 
-    /// Goes on here after all with what was [saved](Port::save).
+    /// Goes on here after all with what was [saved](MemoryPort::save).
     pub fn take_back(&mut self) {
         self.saved = false;
         self.exchange.take_back();

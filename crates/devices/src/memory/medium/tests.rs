@@ -26,7 +26,7 @@ fn lender() -> (MemoryFunction, rackbus_memory::ExchangeFiles) {
     let span = MemorySpan::memory(SIZE, AtReturn::Keep).unwrap();
     let mut function = MemoryFunction::new(span, 7).unwrap();
     let (exchange, files) = Exchange::create("memory", LAYOUT).unwrap();
-    function.port = Some(Port::over(exchange));
+    function.port = Some(MemoryPort::over(exchange));
     (function, files)
 }
 
@@ -72,7 +72,7 @@ fn a_store_that_its_lender_loses_shows() {
     let span = MemorySpan::elsewhere(only_read.into(), SIZE).unwrap();
     let mut function = MemoryFunction::new(span, 7).unwrap();
     let (exchange, files) = Exchange::create("memory", LAYOUT).unwrap();
-    function.port = Some(Port::over(exchange));
+    function.port = Some(MemoryPort::over(exchange));
     let mut endpoint = Endpoint::new(Box::new(function));
     let mut front = Exchange::join(files, LAYOUT).unwrap();
     let mut answer = [0; rackbus_memory::exchange::MESSAGE_BYTES];

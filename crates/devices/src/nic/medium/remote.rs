@@ -9,12 +9,12 @@ use rackbus_memory::{
     Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice,
 };
 use rackbus_net::port::MAX_FRAME;
-use rackbus_net::{Cause, Frame, MacAddress, NetworkPort, Offload, Sent};
+use rackbus_net::{Cause, Frame, MacAddress, NetworkPort, Offload, SendOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::super::function::NicCounters;
 use super::{
-    ATTEND, Answer, Ask, BATCHES, Batch, Description, Filling, LAYOUT, WATCH, is_inward,
+    ATTEND, Answer, Ask, BATCHES, Batch, Filling, LAYOUT, NicDescription, WATCH, is_inward,
     is_outward, kind,
 };
 use crate::front_exchange::FrontExchange;
@@ -62,7 +62,7 @@ pub struct RemotePort {
 /// What a saved front has of its port.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemoteState {
+pub struct RemotePortState {
     up: bool,
     free: Vec<u16>,
     lent: Vec<u16>,
@@ -85,7 +85,7 @@ impl RemotePort {
     /// # Errors
     /// [`ExchangeError`] when that is not fit, or the process has no descriptors left.
     pub fn join(
-        description: &Description,
+        description: &NicDescription,
         files: ExchangeFiles,
         lost: Lost,
         counters: Arc<NicCounters>,
@@ -101,7 +101,7 @@ impl RemotePort {
     /// # Errors
     /// As [`join`](RemotePort::join).
     pub fn carried(
-        description: &Description,
+        description: &NicDescription,
         carried: Carried,
         lost: Lost,
         counters: Arc<NicCounters>,
@@ -117,7 +117,7 @@ impl RemotePort {
     /// # Errors
     /// As [`join`](RemotePort::join).
     pub fn again(
-        description: &Description,
+        description: &NicDescription,
         end: InheritedEnd,
         lost: Lost,
         counters: Arc<NicCounters>,
@@ -126,7 +126,7 @@ impl RemotePort {
     }
 
     fn new(
-        description: &Description,
+        description: &NicDescription,
         exchange: FrontExchange,
         counters: Arc<NicCounters>,
     ) -> Result<RemotePort, ExchangeError> {
@@ -291,7 +291,7 @@ impl RemotePort {
     ///
     /// # Errors
     /// When there are no descriptors left.
-    pub fn save(&mut self) -> std::io::Result<(RemoteState, Vec<OwnedFd>)> {
+    pub fn save(&mut self) -> std::io::Result<(RemotePortState, Vec<OwnedFd>)> {
         self.dispatch();
         self.exchange.ring();
         let files = self.exchange.pass_on()?;
@@ -299,7 +299,7 @@ impl RemotePort {
         let current = self.current.iter().map(|it| (it.slot, it.place.get().len() as u32, it.at));
         let came = self.came.iter().map(|(slot, bytes)| (*slot, *bytes, 0));
         let lent = (BATCHES..).zip(self.lent).filter_map(|(slot, lent)| lent.then_some(slot));
-        let state = RemoteState {
+        let state = RemotePortState {
             up: self.up,
             free: self.free.clone(),
             lent: lent.collect(),
@@ -330,7 +330,7 @@ impl RemotePort {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn restore(&mut self, state: &RemoteState) -> Result<(), &'static str> {
+    pub fn restore(&mut self, state: &RemotePortState) -> Result<(), &'static str> {
         let mut seen = std::collections::BTreeSet::new();
         let came = || state.came.iter().map(|(slot, ..)| *slot);
         let early = || state.early.iter().map(|(_, (slot, _), _)| *slot);
@@ -428,27 +428,27 @@ impl NetworkPort for RemotePort {
         self.tell();
     }
 
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> Sent {
+    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
         let length: usize = parts.iter().map(DmaSlice::len).sum();
         if self.exchange.is_lost() {
-            return Sent::Dropped(Cause::Down);
+            return SendOutcome::Dropped(Cause::Down);
         }
         if length > MAX_FRAME || !offload.is_sound(length) {
-            return Sent::Dropped(Cause::Length);
+            return SendOutcome::Dropped(Cause::Length);
         }
         if !self.is_agreed() || self.exchange.is_untold() {
             // The other node would give it up with what was sent before.
             self.hear();
             if !self.is_agreed() || self.exchange.is_untold() {
-                return Sent::Full;
+                return SendOutcome::Full;
             }
         }
         match self.batch(length) {
             Some(batch) => {
                 batch.put(offload, length, parts);
-                Sent::Done
+                SendOutcome::Done
             }
-            None => Sent::Full,
+            None => SendOutcome::Full,
         }
     }
 

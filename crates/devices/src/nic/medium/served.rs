@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd};
-use rackbus_net::{NetworkPort, Sent};
+use rackbus_net::{NetworkPort, SendOutcome};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{Bus, Work};
 use serde::{Deserialize, Serialize};
@@ -392,14 +392,14 @@ impl Nic {
             let Some(frame) = batch.frame() else { break };
             let length = frame.bytes.len();
             match port.send(frame.offload, &[frame.bytes]) {
-                Sent::Full => {
+                SendOutcome::Full => {
                     outcome.wait_until(bus.now_ns.saturating_add(RETRY_NS));
                     break;
                 }
                 sent => {
                     self.outward.spend(length);
-                    tally.count(length as u64, sent == Sent::Done);
-                    if sent != Sent::Done {
+                    tally.count(length as u64, sent == SendOutcome::Done);
+                    if sent != SendOutcome::Done {
                         *dropped = dropped.saturating_add(1);
                         count(&self.counters.not_sent);
                     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::{Exchange, SharedMemory};
-use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, PortSource, Sent};
+use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, PortSource, SendOutcome};
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 
 use super::super::{CLASS, NicOptions};
@@ -44,7 +44,7 @@ impl Apart {
         let offer = lender.serve_medium(None).unwrap();
         assert_eq!(offer.class, CLASS);
         assert!(lender.serve_medium(None).is_err(), "another front has it");
-        let read: Description = serde_json::from_str(&offer.description).unwrap();
+        let read: NicDescription = serde_json::from_str(&offer.description).unwrap();
         assert_eq!((read.up, read.rate), (true, rate.map(|(rate, _)| rate)));
         let files = exchange(offer.files).unwrap();
         let front = RemotePort::join(&read, files, Lost::new(|| {}), Arc::default()).unwrap();
@@ -66,13 +66,13 @@ impl Apart {
         self.lender.as_mut().unwrap().poll(self.now);
     }
 
-    fn send(&mut self, number: u32) -> Sent {
+    fn send(&mut self, number: u32) -> SendOutcome {
         let frame = frame(&self.memory, (self.front.mac(), self.peer.mac()), number);
         let parts = [frame.part(0, 16).unwrap(), frame.part(16, frame.len() - 16).unwrap()];
         self.front.send(Offload::default(), &parts)
     }
 
-    fn send_back(&mut self, number: u32) -> Sent {
+    fn send_back(&mut self, number: u32) -> SendOutcome {
         let frame = frame(&self.memory, (self.peer.mac(), self.front.mac()), number);
         self.peer.send(Offload::default(), &[frame])
     }
@@ -104,11 +104,11 @@ fn frames_of_any_length_pass_in_both_directions_in_order() {
     let mut it = Apart::attended();
     let (mut sent, mut came) = ([0; 2], [0; 2]);
     while came[0].min(came[1]) < 2000 {
-        if it.send(sent[0]) == Sent::Done {
+        if it.send(sent[0]) == SendOutcome::Done {
             sent[0] += 1;
         }
         it.front.flush();
-        if it.send_back(sent[1]) == Sent::Done {
+        if it.send_back(sent[1]) == SendOutcome::Done {
             sent[1] += 1;
         }
         it.turn();
@@ -133,16 +133,16 @@ fn a_front_that_takes_nothing_stops_nobody_and_goes_on_in_order() {
     let mut sent = 0u32;
     let dropped = loop {
         match it.send_back(sent) {
-            Sent::Done => sent += 1,
-            Sent::Full => std::thread::sleep(std::time::Duration::from_millis(1)),
-            Sent::Dropped(cause) => break cause,
+            SendOutcome::Done => sent += 1,
+            SendOutcome::Full => std::thread::sleep(std::time::Duration::from_millis(1)),
+            SendOutcome::Dropped(cause) => break cause,
         }
         it.turn();
         assert!(sent < 10_000, "there is room for ever");
     };
     assert_eq!(dropped, rackbus_net::Cause::Full);
     // The other direction continues.
-    assert_eq!(it.send(0), Sent::Done);
+    assert_eq!(it.send(0), SendOutcome::Done);
     it.front.flush();
     it.turn();
     assert_eq!(number(&mut *it.peer), Some(0));
@@ -160,17 +160,17 @@ fn a_front_that_takes_nothing_stops_nobody_and_goes_on_in_order() {
 #[test]
 fn who_does_not_attend_gets_nothing_of_before() {
     let mut it = Apart::attended();
-    assert_eq!(it.send_back(1), Sent::Done);
+    assert_eq!(it.send_back(1), SendOutcome::Done);
     it.turn();
     it.front.attend(false);
     it.front.attend(true);
-    assert_eq!(it.send(1), Sent::Full, "the end of what was before is not answered");
+    assert_eq!(it.send(1), SendOutcome::Full, "the end of what was before is not answered");
     for _ in 0..4 {
         it.turn();
         assert_eq!(number(&mut it.front), None);
     }
-    assert_eq!(it.send(2), Sent::Done);
-    assert_eq!(it.send_back(3), Sent::Done);
+    assert_eq!(it.send(2), SendOutcome::Done);
+    assert_eq!(it.send_back(3), SendOutcome::Done);
     it.front.flush();
     it.turn();
     assert_eq!(number(&mut *it.peer), Some(2));
@@ -184,7 +184,7 @@ fn frames_sent_before_a_reset_are_sent_or_counted() {
         let mut it = Apart::new(rate);
         it.front.attend(true);
         it.turn();
-        let sent = (0..20).take_while(|number| it.send(*number) == Sent::Done).count();
+        let sent = (0..20).take_while(|number| it.send(*number) == SendOutcome::Done).count();
         it.front.flush();
         it.front.attend(false);
         it.front.attend(true);
@@ -212,7 +212,7 @@ fn the_lender_keeps_to_the_rate_whatever_the_front_does() {
     let (mut passed, begun) = (0, it.now);
     let mut number = 0;
     while it.now < begun + 1_000_000_000 {
-        while it.send(number) == Sent::Done {
+        while it.send(number) == SendOutcome::Done {
             number += 1;
         }
         it.front.flush();
@@ -231,7 +231,7 @@ fn the_lender_keeps_to_the_rate_whatever_the_front_does() {
 #[test]
 fn a_front_that_was_saved_and_taken_back_tells_its_lender_who_attends() {
     let mut it = Apart::attended();
-    assert_eq!(it.send_back(1), Sent::Done);
+    assert_eq!(it.send_back(1), SendOutcome::Done);
     it.turn();
     drop(it.front.save().unwrap());
     it.front.take_back();
@@ -241,7 +241,7 @@ fn a_front_that_was_saved_and_taken_back_tells_its_lender_who_attends() {
         it.turn();
         assert_eq!(number(&mut it.front), None, "a frame of before");
     }
-    assert_eq!(it.send_back(2), Sent::Done);
+    assert_eq!(it.send_back(2), SendOutcome::Done);
     it.turn();
     assert_eq!(number(&mut it.front), Some(2));
     // The lender's end likewise.
@@ -256,9 +256,9 @@ fn a_front_that_was_saved_and_taken_back_tells_its_lender_who_attends() {
 fn both_ends_go_on_elsewhere_without_losing_a_batch() {
     let mut it = Apart::attended();
     for number in 0..40 {
-        assert_eq!(it.send(number), Sent::Done);
+        assert_eq!(it.send(number), SendOutcome::Done);
         if number < 10 {
-            assert_eq!(it.send_back(number), Sent::Done);
+            assert_eq!(it.send_back(number), SendOutcome::Done);
             it.turn();
         }
     }
@@ -267,7 +267,7 @@ fn both_ends_go_on_elsewhere_without_losing_a_batch() {
     it.turn();
     let (state, files) = it.front.save().unwrap();
     it.front.attend(false);
-    let read: Description = serde_json::from_str(&it.description).unwrap();
+    let read: NicDescription = serde_json::from_str(&it.description).unwrap();
     let end = InheritedEnd { files, session: None };
     let again = RemotePort::again(&read, end, Lost::new(|| {}), Arc::default()).unwrap();
     it.front = again;
@@ -372,7 +372,7 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
         (vec![answer(first, 76, 0)], record(77, Offload::default())),
     ];
     let description =
-        Description { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+        NicDescription { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
     for (nth, (answers, data)) in cases.into_iter().enumerate() {
         let (mut lender, files) = Exchange::create("hostile", LAYOUT).unwrap();
         let lost = Lost::new(|| {});
@@ -393,7 +393,7 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
 #[test]
 fn a_batch_from_before_a_reset_does_not_count_for_one_after_it() {
     let description =
-        Description { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+        NicDescription { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
     let (mut lender, files) = Exchange::create("late", LAYOUT).unwrap();
     let mut front =
         RemotePort::join(&description, files, Lost::new(|| {}), Arc::default()).unwrap();

@@ -15,9 +15,9 @@ impl Guest {
         let said = IOVA + DATA + 0x1000;
         let [low, high] = count.to_le_bytes();
         memory.part(DATA as usize + 0x1000, 4).unwrap().copy_from(&[4, 0, low, high]);
-        let command = Descriptor { address: said, length: 4, flags: flags::NEXT, next: 1 };
+        let command = SplitDescriptor { address: said, length: 4, flags: flags::NEXT, next: 1 };
         memory.write_obj(queue, &command);
-        let answer = Descriptor { address: said + 8, length: 1, flags: flags::WRITE, next: 0 };
+        let answer = SplitDescriptor { address: said + 8, length: 1, flags: flags::WRITE, next: 0 };
         memory.write_obj(queue + 16, &answer);
         memory.store_u16(queue + 0x1002, nth, Ordering::Release);
     }

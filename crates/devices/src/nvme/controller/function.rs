@@ -12,7 +12,7 @@ use rackbus_spec::nvme::registers::DOORBELLS;
 
 use super::{BAR_SIZE, Nvme};
 use crate::nvme::buffer::MemoryBuffer;
-use crate::nvme::medium::{CLASS, Port};
+use crate::nvme::medium::{CLASS, DrivePort};
 use crate::nvme::registers::RegisterEffect;
 use crate::nvme::state::ControllerState;
 use crate::nvme::{buffer, persistent};
@@ -171,7 +171,7 @@ impl Function for Nvme {
         let mut described = self.description();
         let (port, files) = match carried {
             None => {
-                let (port, files) = Port::new(&*self.backing, self.block())?;
+                let (port, files) = DrivePort::new(&*self.backing, self.block())?;
                 let mut files = Vec::from(files);
                 if let Some(region) = &self.region {
                     files.push(region.descriptor().map_err(MediumRefused::Files)?);
@@ -181,7 +181,7 @@ impl Function for Nvme {
             Some(carried) => {
                 // Whoever is on another machine cannot map it.
                 described.persistent = 0;
-                (Port::carried(carried, &*self.backing, self.block())?, Vec::new())
+                (DrivePort::carried(carried, &*self.backing, self.block())?, Vec::new())
             }
         };
         let description = serde_json::to_string(&described).unwrap_or_default();

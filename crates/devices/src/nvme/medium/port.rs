@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Backing, InlineResult, MediaError, MediumRequest, RequestResult};
 use super::super::limits::Meter;
-use super::{Answer, Ask, AskState, FLAG, LAYOUT, PortState, TAGS, kind, number};
+use super::{Answer, Ask, AskState, DrivePortState, FLAG, LAYOUT, TAGS, kind, number};
 use crate::either::either_of;
 
 /// Operations taken in one poll: a revocation waits no longer than these take to begin.
@@ -22,7 +22,7 @@ const TURN: usize = 32;
 
 /// Serves the medium to one front.
 #[derive(Debug)]
-pub struct Port {
+pub struct DrivePort {
     exchange: Exchange,
     /// Operations under way, by tag.
     asks: [Option<Ask>; TAGS as usize],
@@ -38,41 +38,53 @@ pub struct Port {
     block: u64,
 }
 
-impl Port {
+impl DrivePort {
     /// Over `backing`, in blocks of `block` bytes; with what the front joins by.
     ///
     /// # Errors
     /// When memory or descriptors cannot be obtained.
-    pub fn new(backing: &dyn Backing, block: u64) -> Result<(Port, ExchangeFiles), ExchangeError> {
+    pub fn new(
+        backing: &dyn Backing,
+        block: u64,
+    ) -> Result<(DrivePort, ExchangeFiles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
-        Ok((Port::with_exchange(exchange, backing, block)?, files))
+        Ok((DrivePort::with_exchange(exchange, backing, block)?, files))
     }
 
     /// The same for a front whose operations `carried` carries.
     ///
     /// # Errors
-    /// As [`new`](Port::new).
+    /// As [`new`](DrivePort::new).
     pub fn carried(
         carried: Carried,
         backing: &dyn Backing,
         block: u64,
-    ) -> Result<Port, ExchangeError> {
-        Port::with_exchange(Exchange::carried("nvme-medium", carried, LAYOUT)?, backing, block)
+    ) -> Result<DrivePort, ExchangeError> {
+        DrivePort::with_exchange(Exchange::carried("nvme-medium", carried, LAYOUT)?, backing, block)
     }
 
     fn with_exchange(
         exchange: Exchange,
         backing: &dyn Backing,
         block: u64,
-    ) -> Result<Port, ExchangeError> {
+    ) -> Result<DrivePort, ExchangeError> {
         let either = either_of([Some(exchange.as_fd()), backing.wake_fd()])
             .map_err(|cause| ExchangeError::Events(cause.into()))?;
         let (asks, finished) = ([None; TAGS as usize], Vec::new());
         let waiting = VecDeque::new();
-        Ok(Port { exchange, asks, under_way: 0, waiting, over: false, finished, either, block })
+        Ok(DrivePort {
+            exchange,
+            asks,
+            under_way: 0,
+            waiting,
+            over: false,
+            finished,
+            either,
+            block,
+        })
     }
 
-    /// What was asked for and is not answered, to be done again by whoever [resumes](Port::resume) it, and
+    /// What was asked for and is not answered, to be done again by whoever [resumes](DrivePort::resume) it, and
     /// what that needs of the exchange. What has ended is answered first. True beside it when data was lost
     /// that nobody has heard of.
     ///
@@ -81,7 +93,7 @@ impl Port {
     pub fn save(
         &mut self,
         backing: &mut dyn Backing,
-    ) -> std::io::Result<(PortState, Vec<OwnedFd>, bool)> {
+    ) -> std::io::Result<(DrivePortState, Vec<OwnedFd>, bool)> {
         if self.under_way > 0
             && let Some(background) = backing.background()
         {
@@ -99,10 +111,10 @@ impl Port {
         };
         let unheard = self.asks.iter().flatten().any(lost);
         let asks = self.asks.iter().flatten().map(AskState::from).collect();
-        Ok((PortState { asks, over: self.over }, files, unheard))
+        Ok((DrivePortState { asks, over: self.over }, files, unheard))
     }
 
-    /// Goes on here after all with what was [saved](Port::save).
+    /// Goes on here after all with what was [saved](DrivePort::save).
     pub fn take_back(&mut self) {
         self.exchange.take_back();
     }
@@ -110,15 +122,15 @@ impl Port {
     /// Goes on over `backing` where an earlier port was saved. What it had taken begins with the next polls.
     ///
     /// # Errors
-    /// As [`new`](Port::new).
+    /// As [`new`](DrivePort::new).
     pub fn resume(
         backing: &mut dyn Backing,
         block: u64,
         end: InheritedEnd,
-        state: &PortState,
-    ) -> Result<Port, ExchangeError> {
+        state: &DrivePortState,
+    ) -> Result<DrivePort, ExchangeError> {
         let exchange = Exchange::again(SessionSide::Answers, end, LAYOUT)?;
-        let mut port = Port::with_exchange(exchange, backing, block)?;
+        let mut port = DrivePort::with_exchange(exchange, backing, block)?;
         port.over = state.over;
         for ask in &state.asks {
             if !port.take(backing, None, &Ask::from(ask)) {

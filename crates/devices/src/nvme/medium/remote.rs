@@ -16,7 +16,7 @@ use super::super::backing::{
     Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
 };
 use super::zero_parts::{self, ZeroParts};
-use super::{Answer, Ask, Description, FLAG, LAYOUT, TAGS, kind, result};
+use super::{Answer, Ask, DriveDescription, FLAG, LAYOUT, TAGS, kind, result};
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
@@ -54,8 +54,8 @@ struct ZeroPart {
 
 /// Blocks that another node has.
 #[derive(Debug)]
-pub struct Remote {
-    description: Description,
+pub struct RemoteBacking {
+    description: DriveDescription,
     exchange: FrontExchange,
     /// Operations in progress, by their tags in the exchange.
     operations: [Option<Operation>; TAGS as usize],
@@ -76,34 +76,34 @@ pub struct Remote {
     health: Health,
 }
 
-impl Remote {
+impl RemoteBacking {
     /// Over what the other node offered.
     ///
     /// # Errors
     /// [`ExchangeError`] when that is not fit.
     pub fn new(
-        description: Description,
+        description: DriveDescription,
         files: ExchangeFiles,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
-        Ok(Remote::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
+    ) -> Result<RemoteBacking, ExchangeError> {
+        Ok(RemoteBacking::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.
     ///
     /// # Errors
-    /// As [`new`](Remote::new).
+    /// As [`new`](RemoteBacking::new).
     pub fn carried(
-        description: Description,
+        description: DriveDescription,
         carried: Carried,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
+    ) -> Result<RemoteBacking, ExchangeError> {
         let exchange = FrontExchange::carried("nvme-front", carried, LAYOUT, lost)?;
-        Ok(Remote::with_exchange(description, exchange))
+        Ok(RemoteBacking::with_exchange(description, exchange))
     }
 
-    fn with_exchange(description: Description, exchange: FrontExchange) -> Remote {
-        Remote {
+    fn with_exchange(description: DriveDescription, exchange: FrontExchange) -> RemoteBacking {
+        RemoteBacking {
             description,
             exchange,
             operations: [const { None }; TAGS as usize],
@@ -122,25 +122,25 @@ impl Remote {
     /// The same where an earlier life of the front is gone on with; [`expect`](Backing::expect) follows.
     ///
     /// # Errors
-    /// As [`new`](Remote::new).
+    /// As [`new`](RemoteBacking::new).
     pub fn again(
-        description: Description,
+        description: DriveDescription,
         end: InheritedEnd,
         lost: Lost,
-    ) -> Result<Remote, ExchangeError> {
+    ) -> Result<RemoteBacking, ExchangeError> {
         let exchange = FrontExchange::again(end, LAYOUT, lost)?;
-        Ok(Remote::with_exchange(description, exchange))
+        Ok(RemoteBacking::with_exchange(description, exchange))
     }
 
     /// The drive, as its lender described it.
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &DriveDescription {
         &self.description
     }
 
     /// With another patience than usual.
     #[cfg(test)]
-    pub(super) fn with_patience(self, patience: Duration) -> Remote {
-        Remote { patience, ..self }
+    pub(super) fn with_patience(self, patience: Duration) -> RemoteBacking {
+        RemoteBacking { patience, ..self }
     }
 
     fn under_way(&self) -> usize {
@@ -317,7 +317,7 @@ impl Remote {
     }
 }
 
-impl Backing for Remote {
+impl Backing for RemoteBacking {
     fn capacity(&self) -> u64 {
         self.description.size
     }
@@ -389,7 +389,7 @@ impl Backing for Remote {
     }
 }
 
-impl Background for Remote {
+impl Background for RemoteBacking {
     fn start(&mut self, tag: u32, request: MediumRequest<Vec<PinnedSlice>>) {
         if self.under_way() == 0 && self.none_waits() {
             // Whoever waited before has what it waited for.

@@ -18,7 +18,7 @@ const SIZE: u64 = 1 << 20;
 
 struct Both {
     lender: Endpoint,
-    front: Remote,
+    front: RemoteBacking,
     lost: Lost,
 }
 
@@ -31,10 +31,11 @@ fn offered(config: &NvmeConfig) -> (Endpoint, MediumOffer) {
 
 fn both(config: &NvmeConfig) -> Both {
     let (lender, offer) = offered(config);
-    let description: Description = serde_json::from_str(&offer.description).unwrap();
+    let description: DriveDescription = serde_json::from_str(&offer.description).unwrap();
     assert_eq!((description.size, description.serial.as_str()), (SIZE, "M1"));
     let lost = Lost::new(|| {});
-    let front = Remote::new(description, offer.files.try_into().unwrap(), lost.clone()).unwrap();
+    let front =
+        RemoteBacking::new(description, offer.files.try_into().unwrap(), lost.clone()).unwrap();
     Both { lender, front, lost }
 }
 
@@ -136,7 +137,7 @@ fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
     let description = serde_json::from_str(&offer.description).unwrap();
     let (ended, end) = std::sync::mpsc::channel();
     let lost = Lost::new(move || ended.send(()).unwrap());
-    let front = Remote::new(description, offer.files.try_into().unwrap(), lost).unwrap();
+    let front = RemoteBacking::new(description, offer.files.try_into().unwrap(), lost).unwrap();
     let mut front = front.with_patience(std::time::Duration::from_millis(20));
     let background = front.background().unwrap();
     background.start(1, MediumRequest::Flush);
@@ -187,7 +188,7 @@ fn the_end_of_a_medium_ends_the_conversation_with_its_node() {
     let description = serde_json::from_str(&offer.description).unwrap();
     let (ended, end) = std::sync::mpsc::channel();
     let lost = Lost::new(move || ended.send(()).unwrap());
-    let mut front = Remote::new(description, offer.files.try_into().unwrap(), lost).unwrap();
+    let mut front = RemoteBacking::new(description, offer.files.try_into().unwrap(), lost).unwrap();
     assert!(!front.background().unwrap().rearm() && end.try_recv().is_err());
     drop(lender);
     assert!(!front.background().unwrap().rearm());
@@ -199,7 +200,7 @@ fn an_answer_to_nothing_ends_the_conversation() {
     let (mut port, files) = Exchange::create("exchange", LAYOUT).unwrap();
     let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let mut front = Remote::new(description, files, Lost::new(|| {})).unwrap();
+    let mut front = RemoteBacking::new(description, files, Lost::new(|| {})).unwrap();
     port.send(Answer { tag: 3.into(), result: 0.into() }.as_bytes(), None).unwrap();
     let mut finished = Vec::new();
     front.background().unwrap().reap(&mut finished);
@@ -241,7 +242,7 @@ fn a_medium_that_answers_slowly_keeps_a_reset_waiting_for_so_long_only() {
     let (mut hostile, files) = Exchange::create("exchange", LAYOUT).unwrap();
     let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let front = Remote::new(description, files, Lost::new(|| {})).unwrap();
+    let front = RemoteBacking::new(description, files, Lost::new(|| {})).unwrap();
     let patience = std::time::Duration::from_millis(200);
     let mut front = front.with_patience(patience);
     let background = front.background().unwrap();
@@ -286,7 +287,7 @@ proptest! {
         let (_lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
         let description = serde_json::from_str(&offer.description).unwrap();
         let lost = Lost::new(|| {});
-        let mut front = Remote::new(description, files, lost.clone()).unwrap();
+        let mut front = RemoteBacking::new(description, files, lost.clone()).unwrap();
         let background = front.background().unwrap();
         let mut finished = Vec::new();
         for tag in 0..operations {
@@ -341,7 +342,7 @@ impl Both {
     /// The front's process is replaced; what was started there is to be started again.
     fn replace_front(&mut self) {
         let (files, under_way) = (self.front.descriptors(), self.front.under_way_elsewhere());
-        let mut next = Remote::again(
+        let mut next = RemoteBacking::again(
             self.front.description().clone(),
             InheritedEnd { files: files.unwrap(), session: None },
             self.lost.clone(),
@@ -442,7 +443,7 @@ fn what_an_earlier_front_asked_for_ends_before_anything_new_begins() {
     let under_way = both.front.under_way_elsewhere();
     let end = InheritedEnd { files: both.front.descriptors().unwrap(), session: None };
     let description = both.front.description().clone();
-    let mut next = Remote::again(description, end, both.lost.clone()).unwrap();
+    let mut next = RemoteBacking::again(description, end, both.lost.clone()).unwrap();
     assert!(next.expect(&under_way));
     let (new, from) = buffer(512);
     new.whole().fill(2);

@@ -17,13 +17,13 @@ use super::super::interrupts::VECTORS;
 use super::super::registers::MAX_QUEUE_ENTRIES;
 use super::*;
 
-fn identify(host: &mut Host, cns: u32, nsid: u32) -> Result<Vec<u8>, Status> {
+fn identify(host: &mut TestHost, cns: u32, nsid: u32) -> Result<Vec<u8>, Status> {
     let buffer = host.scratch();
     let status = host.status(0, admin_data(AdminOpcode::Identify, nsid, cns, buffer));
     if status.is_success() { Ok(host.peek(buffer, 4096)) } else { Err(status) }
 }
 
-fn get_log(host: &mut Host, lid: u8, dwords: u16, offset: u64) -> Result<Vec<u8>, Status> {
+fn get_log(host: &mut TestHost, lid: u8, dwords: u16, offset: u64) -> Result<Vec<u8>, Status> {
     let buffer = host.scratch();
     let cdw10 = LogCdw10::new().with_lid(lid).with_numdl(dwords - 1);
     let mut sqe = admin_data(AdminOpcode::GetLogPage, NSID_ALL, cdw10.into(), buffer);
@@ -40,7 +40,7 @@ fn feature(opcode: AdminOpcode, fid: u8, sel: u8, value: u32) -> Sqe {
     sqe
 }
 
-fn set(host: &mut Host, fid: u8, value: u32) -> Status {
+fn set(host: &mut TestHost, fid: u8, value: u32) -> Status {
     host.status(0, feature(AdminOpcode::SetFeatures, fid, 0, value))
 }
 
@@ -66,7 +66,7 @@ fn delete(opcode: AdminOpcode, qid: u16) -> Sqe {
 
 #[test]
 fn identify_describes_the_drive() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let controller = identify(&mut host, 1, 0).unwrap();
     let controller = IdentifyController::ref_from_bytes(&controller).unwrap();
     assert_eq!({ controller.ver }, VERSION_1_4);
@@ -87,7 +87,7 @@ fn identify_describes_the_drive() {
 
 #[test]
 fn queues_are_created_and_deleted_by_the_rules() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let (a, b) = (host.pages(1), host.pages(1));
     let unaligned = create_cq(2, 8, 2, a + 64);
     let mut scattered = create_cq(2, 8, 2, a);
@@ -132,7 +132,7 @@ fn queues_are_created_and_deleted_by_the_rules() {
 
 #[test]
 fn all_the_queues_that_are_granted_work() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     for qid in 2..=IO_QUEUES {
         host.create_pair(qid, ENTRIES);
     }
@@ -145,7 +145,7 @@ fn all_the_queues_that_are_granted_work() {
 
 #[test]
 fn features_have_current_default_saved_and_supported_values() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let coalescing = fid::INTERRUPT_COALESCING;
     assert_eq!(set(&mut host, coalescing, 0x0203), Status::SUCCESS);
     for (sel, value) in [(0, 0x0203), (1, 0), (2, 0), (3, 0b100)] {
@@ -169,7 +169,7 @@ fn features_have_current_default_saved_and_supported_values() {
 
 #[test]
 fn the_host_identifier_is_kept_until_the_drive_is_scrubbed() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let buffer = host.scratch();
     let sqe = |opcode| {
         let mut sqe = admin_data(opcode, 0, u32::from(fid::HOST_IDENTIFIER), buffer);
@@ -185,7 +185,7 @@ fn the_host_identifier_is_kept_until_the_drive_is_scrubbed() {
 
 #[test]
 fn logs_record_what_happened() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let buffer = host.scratch();
     host.write_blocks(0, &[1; 4096]);
     let beyond = transfer(IoOpcode::Read, 5000, 512, buffer);
@@ -211,7 +211,7 @@ fn logs_record_what_happened() {
 
 #[test]
 fn exactly_the_commands_in_the_effects_log_are_known() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let page = get_log(&mut host, log::COMMANDS_SUPPORTED, 1024, 0).unwrap();
     let effects = CommandsSupported::ref_from_bytes(&page).unwrap();
     for opcode in 0..=255u8 {
@@ -231,7 +231,7 @@ fn exactly_the_commands_in_the_effects_log_are_known() {
 
 #[test]
 fn bad_doorbells_are_reported_by_events() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let mut cids = Vec::new();
     for _ in 0..REQUEST_LIMIT {
         cids.push(host.submit(0, admin(AdminOpcode::AsyncEventRequest)));
@@ -268,7 +268,7 @@ fn bad_doorbells_are_reported_by_events() {
 
 #[test]
 fn a_temperature_beyond_its_threshold_is_an_event_for_who_asked() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let cid = host.submit(0, admin(AdminOpcode::AsyncEventRequest));
     let cold = TemperatureThreshold::new().with_tmpth(200);
     assert_eq!(set(&mut host, fid::TEMPERATURE_THRESHOLD, cold.into()), Status::SUCCESS);
@@ -283,7 +283,7 @@ fn a_temperature_beyond_its_threshold_is_an_event_for_who_asked() {
 
 #[test]
 fn shutdown_completes_and_a_reset_starts_again() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     host.write_blocks(0, &[7; 512]);
     let cc = Cc::from(host.read4(reg::CC));
     host.write4(reg::CC, cc.with_shn(SHN_NORMAL).into());
@@ -299,7 +299,7 @@ fn shutdown_completes_and_a_reset_starts_again() {
 
 #[test]
 fn a_controller_reset_keeps_logs_and_a_scrub_keeps_nothing_but_data() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     set(&mut host, fid::INTERRUPT_COALESCING, 0x0101);
     host.write_blocks(3, &[9; 512]);
     host.write4(reg::CC, 0);
@@ -321,7 +321,7 @@ fn a_controller_reset_keeps_logs_and_a_scrub_keeps_nothing_but_data() {
 
 #[test]
 fn an_impossible_configuration_is_fatal_until_reset() {
-    let mut host = Host::plain(&NvmeConfig::memory(1 << 20, "T"));
+    let mut host = TestHost::plain(&NvmeConfig::memory(1 << 20, "T"));
     for cc in [Cc::new().with_mps(9), Cc::new().with_css(7), Cc::new().with_ams(1), Cc::new()] {
         // With the last one the admin queues have no size.
         host.write4(reg::CC, cc.with_en(true).into());

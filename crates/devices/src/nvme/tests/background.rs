@@ -14,12 +14,12 @@ use super::super::backing::{
 use super::super::jobs::{WEIGHT_LIMIT, ZEROING_LIMIT};
 use super::*;
 
-type Held = (u32, MediumRequest<Vec<PinnedSlice>>);
+type HeldRequest = (u32, MediumRequest<Vec<PinnedSlice>>);
 
 /// What the test and the backing share.
 #[derive(Default)]
-pub struct Control {
-    pub held: VecDeque<Held>,
+pub struct BackgroundControl {
+    pub held: VecDeque<HeldRequest>,
     finished: Vec<RequestResult>,
     /// How further requests end.
     pub fail_with: Option<MediaError>,
@@ -31,7 +31,7 @@ pub struct Control {
     pub data: Vec<u8>,
 }
 
-impl Control {
+impl BackgroundControl {
     /// Finishes the request that was held first.
     pub fn finish_one(&mut self) {
         let (tag, request) = self.held.pop_front().expect("no request is held");
@@ -66,7 +66,7 @@ impl Control {
     }
 }
 
-struct Slow(Arc<Mutex<Control>>);
+struct Slow(Arc<Mutex<BackgroundControl>>);
 
 impl Backing for Slow {
     fn capacity(&self) -> u64 {
@@ -125,21 +125,21 @@ impl Background for Slow {
 }
 
 /// A drive with such a backing.
-pub fn slow_drive() -> (Nvme, Arc<Mutex<Control>>) {
+pub fn slow_drive() -> (Nvme, Arc<Mutex<BackgroundControl>>) {
     slow_drive_of(1 << 20)
 }
 
 /// The same with so many bytes.
-pub fn slow_drive_of(size: usize) -> (Nvme, Arc<Mutex<Control>>) {
-    let control = Control { data: vec![0x11; size], ..Control::default() };
+pub fn slow_drive_of(size: usize) -> (Nvme, Arc<Mutex<BackgroundControl>>) {
+    let control = BackgroundControl { data: vec![0x11; size], ..BackgroundControl::default() };
     let control = Arc::new(Mutex::new(control));
     let config = NvmeConfig::memory(size as u64, "SLOW");
     (Nvme::with_backing(&config, Box::new(Slow(control.clone()))).unwrap(), control)
 }
 
-fn slow() -> (Host, Arc<Mutex<Control>>) {
+fn slow() -> (TestHost, Arc<Mutex<BackgroundControl>>) {
     let (nvme, control) = slow_drive();
-    let mut host = Host::around(nvme);
+    let mut host = TestHost::around(nvme);
     host.enable();
     host.create_pair(1, ENTRIES);
     (host, control)
@@ -410,7 +410,7 @@ fn many_long_ranges_keep_no_other_queue_waiting() {
     let zeroes = transfer(IoOpcode::WriteZeroes, 0, 512, 0);
     let many: Vec<u16> = (1..2 * WEIGHT_LIMIT).map(|_| host.submit(3, zeroes)).collect();
     while host.poll() == Work::Done {}
-    let held = |control: &Arc<Mutex<Control>>| control.lock().unwrap().held.len();
+    let held = |control: &Arc<Mutex<BackgroundControl>>| control.lock().unwrap().held.len();
     assert_eq!(held(&control), ZEROING_LIMIT, "half of the places are for others");
     let asked = Sqe { cdw10: fid::VOLATILE_WRITE_CACHE.into(), ..admin(AdminOpcode::GetFeatures) };
     for nth in 1..usize::from(ENTRIES) {
@@ -449,7 +449,7 @@ fn queues_with_many_long_ranges_take_turns() {
     }
     while host.poll() == Work::Done {}
     assert_eq!(control.lock().unwrap().held.len(), ZEROING_LIMIT);
-    let finish = |host: &mut Host, answered: &mut [usize; 3]| {
+    let finish = |host: &mut TestHost, answered: &mut [usize; 3]| {
         control.lock().unwrap().finish_one();
         host.poll();
         for (qid, answered) in queues.iter().zip(answered) {

@@ -16,22 +16,22 @@ fn config() -> NvmeConfig {
 }
 
 /// A host that has given the buffer addresses.
-fn host() -> Host {
-    let mut host = Host::plain(&config());
+fn host() -> TestHost {
+    let mut host = TestHost::plain(&config());
     host.enable();
     host.create_pair(1, ENTRIES);
     place(&mut host, AT);
     host
 }
 
-fn place(host: &mut Host, at: u64) {
+fn place(host: &mut TestHost, at: u64) {
     let control = Cmbmsc::new().with_cre(true).with_cmse(true).with_cba(at >> 12);
     let bytes = u64::from(control).to_le_bytes();
     host.endpoint.write(FunctionRegion::Bar(0), CMBMSC, &bytes).unwrap();
 }
 
 /// The buffer as its user maps it.
-fn map(host: &Host) -> Mapping {
+fn map(host: &TestHost) -> Mapping {
     let bars = host.endpoint.bars();
     let shared = bars.iter().find(|bar| bar.index == BAR).unwrap().mappable.clone().unwrap();
     let file = shared.memory.descriptor().unwrap();

@@ -8,7 +8,7 @@ use rackbus_spec::nvme::features as fid;
 use rackbus_spec::nvme::identify::CNS_CONTROLLER;
 
 use super::super::jobs::{COMPARISON_WEIGHT, WEIGHT_LIMIT};
-use super::background::Control;
+use super::background::BackgroundControl;
 use super::succession::{finish, slow, succeed};
 use super::*;
 
@@ -16,7 +16,7 @@ use super::*;
 const MOST_BEFORE: usize = WEIGHT_LIMIT - 1;
 
 /// A drive with as much under way as may be, and more in its queues; returns how much is under way.
-fn crowded() -> (Host, Arc<Mutex<Control>>, usize) {
+fn crowded() -> (TestHost, Arc<Mutex<BackgroundControl>>, usize) {
     let (mut host, control) = slow();
     host.create_pair(2, 2 * ENTRIES);
     let buffer = host.scratch();
@@ -39,7 +39,7 @@ fn crowded() -> (Host, Arc<Mutex<Control>>, usize) {
     (host, control, held)
 }
 
-fn identify(host: &Host) -> Sqe {
+fn identify(host: &TestHost) -> Sqe {
     admin_data(AdminOpcode::Identify, 0, CNS_CONTROLLER.into(), host.scratch())
 }
 

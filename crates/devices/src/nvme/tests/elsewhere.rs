@@ -6,7 +6,7 @@ use rackbus_spec::nvme::features as fid;
 
 use super::super::backing::MediaError;
 use super::super::medium;
-use super::background::{Control, slow_drive};
+use super::background::{BackgroundControl, slow_drive};
 use super::*;
 use crate::lost::Lost;
 
@@ -15,9 +15,9 @@ mod stored;
 /// The lender's end, whose medium waits to be told, and a host that drives the controller elsewhere.
 struct Apart {
     lender: Endpoint,
-    control: Arc<Mutex<Control>>,
+    control: Arc<Mutex<BackgroundControl>>,
     description: String,
-    host: Host,
+    host: TestHost,
 }
 
 impl Apart {
@@ -26,7 +26,7 @@ impl Apart {
         let mut lender = Endpoint::new(Box::new(nvme));
         let offer = lender.serve_medium(None).unwrap();
         let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
-        let (description, host) = (offer.description, Host::around(front));
+        let (description, host) = (offer.description, TestHost::around(front));
         let mut apart = Apart { lender, control, description, host };
         apart.host.enable();
         apart.host.create_pair(1, ENTRIES);

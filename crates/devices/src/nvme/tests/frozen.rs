@@ -11,7 +11,7 @@ use rackbus_memory::{Lending, ticks};
 use rackbus_pci::endpoint::Clock;
 
 use super::super::medium;
-use super::background::{Control, slow_drive};
+use super::background::{BackgroundControl, slow_drive};
 use super::*;
 use crate::lost::Lost;
 
@@ -48,8 +48,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Rack {
-    host: Host,
-    control: Arc<std::sync::Mutex<Control>>,
+    host: TestHost,
+    control: Arc<std::sync::Mutex<BackgroundControl>>,
     counter: Counter,
     user: Option<UnixStream>,
     depth: usize,
@@ -63,7 +63,7 @@ impl Rack {
         let mut endpoint = Endpoint::with_clock(Box::new(nvme), Box::new(counter.clone()));
         let (user, lender) = UnixStream::pair().unwrap();
         endpoint.begin(Lending::alone(), Some(Arc::new(lender)));
-        let mut host = Host::with_endpoint(endpoint, ram);
+        let mut host = TestHost::with_endpoint(endpoint, ram);
         host.enable();
         host.create_pair(1, ENTRIES);
         if shadowed {
@@ -165,7 +165,7 @@ fn nothing_is_begun_for_a_front_that_left_meanwhile() {
     lender.begin(Lending::alone(), Some(Arc::new(stream)));
     let offer = lender.serve_medium(None).unwrap();
     let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
-    let mut host = Host::around(front);
+    let mut host = TestHost::around(front);
     host.enable();
     host.create_pair(1, ENTRIES);
     let buffer = host.scratch();

@@ -66,7 +66,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-fn do_it(host: &mut Host, deed: Deed) {
+fn do_it(host: &mut TestHost, deed: Deed) {
     let both = Access::READ | Access::WRITE;
     match deed {
         Deed::Register(offset, data) => {
@@ -119,7 +119,7 @@ proptest! {
     fn nothing_a_host_does_harms_the_drive_or_others(
         deeds in prop::collection::vec(deed(), 1..120),
     ) {
-        let mut host = Host::plain(&NvmeConfig::memory(4 << 20, "HOSTILE"));
+        let mut host = TestHost::plain(&NvmeConfig::memory(4 << 20, "HOSTILE"));
         host.endpoint.unmap(RAM, RAM_SIZE).unwrap();
         let both = Access::READ | Access::WRITE;
         let memory = Some(host.ram.handle(OPEN.start));

@@ -7,7 +7,7 @@ use rackbus_pci::endpoint::IrqChange;
 use super::*;
 
 /// Writes a capability's message control in configuration space.
-fn control(host: &mut Host, capability: u8, value: u16) {
+fn control(host: &mut TestHost, capability: u8, value: u16) {
     let mut at = 0x34;
     let mut found = [0; 2];
     host.endpoint.read(FunctionRegion::Config, at, &mut found[..1]).unwrap();
@@ -20,16 +20,16 @@ fn control(host: &mut Host, capability: u8, value: u16) {
     host.endpoint.write(FunctionRegion::Config, at + 2, &value.to_le_bytes()).unwrap();
 }
 
-fn enable_msix(host: &mut Host) {
+fn enable_msix(host: &mut TestHost) {
     control(host, 0x11, 0x8000);
 }
 
 /// Enables MSI with two to the power of `vectors` vectors.
-fn enable_msi(host: &mut Host, vectors: u16) {
+fn enable_msi(host: &mut TestHost, vectors: u16) {
     control(host, 0x05, vectors << 4 | 1);
 }
 
-fn wire(host: &mut Host, vector: u32) -> Event {
+fn wire(host: &mut TestHost, vector: u32) -> Event {
     let event = Event::new().unwrap();
     let fd = event.as_fd().try_clone_to_owned().unwrap();
     host.endpoint.set_irqs(IrqChange::WireVectors(vector, vec![Some(fd)])).unwrap();
@@ -38,7 +38,7 @@ fn wire(host: &mut Host, vector: u32) -> Event {
 
 #[test]
 fn a_batch_of_completions_is_one_interrupt() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     enable_msix(&mut host);
     let (admin_event, event) = (wire(&mut host, 0), wire(&mut host, 1));
     let buffer = host.scratch();
@@ -55,7 +55,7 @@ fn a_batch_of_completions_is_one_interrupt() {
 
 #[test]
 fn coalescing_waits_for_number_or_time() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     enable_msix(&mut host);
     let event = wire(&mut host, 1);
     let mut set = admin(AdminOpcode::SetFeatures);
@@ -86,13 +86,13 @@ fn coalescing_waits_for_number_or_time() {
 
 #[test]
 fn the_pin_is_high_while_completions_wait() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     // Creating the queues left no completion unread.
     let event = Event::new().unwrap();
     let fd = event.as_fd().try_clone_to_owned().unwrap();
     host.endpoint.set_irqs(IrqChange::WireIntx(Some(fd))).unwrap();
     let buffer = host.scratch();
-    let pin = |host: &mut Host| {
+    let pin = |host: &mut TestHost| {
         let mut status = [0; 2];
         host.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
         status[0] & 8 != 0
@@ -119,7 +119,7 @@ fn the_pin_is_high_while_completions_wait() {
 #[test]
 fn a_masked_message_is_sent_when_the_mask_goes() {
     for shadow in [false, true] {
-        let mut host = Host::with_memory(1 << 20);
+        let mut host = TestHost::with_memory(1 << 20);
         enable_msi(&mut host, 5);
         if shadow {
             host.configure_shadow();
@@ -128,12 +128,12 @@ fn a_masked_message_is_sent_when_the_mask_goes() {
         // Of the admin queue, while its vector was not wired.
         other.drain();
         let read = transfer(IoOpcode::Read, 0, 512, host.scratch());
-        let complete = |host: &mut Host| {
+        let complete = |host: &mut TestHost| {
             host.enqueue(1, read);
             host.ring(1);
             host.poll();
         };
-        let consume = |host: &mut Host| {
+        let consume = |host: &mut TestHost| {
             assert!(host.take_completion(1).is_some());
             host.give_back(1);
         };
@@ -162,7 +162,7 @@ fn a_masked_message_is_sent_when_the_mask_goes() {
 
 #[test]
 fn with_msix_the_mask_register_has_no_effect() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     enable_msix(&mut host);
     let event = wire(&mut host, 1);
     host.write4(reg::INTMS, !0);
@@ -176,7 +176,7 @@ fn with_msix_the_mask_register_has_no_effect() {
 
 #[test]
 fn vectors_that_the_driver_did_not_enable_send_nothing() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     enable_msi(&mut host, 0);
     let (admin_event, event) = (wire(&mut host, 0), wire(&mut host, 1));
     let read = transfer(IoOpcode::Read, 0, 512, host.scratch());
@@ -189,7 +189,7 @@ fn vectors_that_the_driver_did_not_enable_send_nothing() {
 /// Drivers count their vectors with one kind of interrupts and continue with more or another.
 #[test]
 fn what_waits_is_told_again_by_another_kind_of_interrupts() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let event = wire(&mut host, 1);
     let read = transfer(IoOpcode::Read, 0, 512, host.scratch());
     host.submit(1, read);

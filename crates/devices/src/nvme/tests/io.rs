@@ -12,7 +12,7 @@ const BLOCK: usize = 512;
 
 #[test]
 fn what_is_written_is_read() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let data: Vec<u8> = (0..4096u32).map(|i| (i * 7) as u8).collect();
     assert_eq!(host.write_blocks(8, &data), Status::SUCCESS);
     assert_eq!(host.read_blocks(8, 4096), data);
@@ -21,7 +21,7 @@ fn what_is_written_is_read() {
 
 #[test]
 fn wrong_commands_have_their_status_and_change_nothing() {
-    let mut host = Host::with_memory(BLOCKS * BLOCK as u64);
+    let mut host = TestHost::with_memory(BLOCKS * BLOCK as u64);
     let buffer = host.scratch();
     host.write_blocks(BLOCKS - 1, &[5; BLOCK]);
     let last = transfer(IoOpcode::Write, BLOCKS - 1, 2 * BLOCK, buffer);
@@ -53,7 +53,7 @@ fn wrong_commands_have_their_status_and_change_nothing() {
 
 #[test]
 fn a_transfer_longer_than_announced_is_refused() {
-    let mut host = Host::with_memory(4 << 20);
+    let mut host = TestHost::with_memory(4 << 20);
     let buffer = host.scratch();
     for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
         let sqe = Sqe { cdw12: 2048, ..transfer(opcode, 0, BLOCK, buffer) };
@@ -71,7 +71,7 @@ fn a_verify_may_be_longer_than_a_transfer() {
         NvmeConfig { backing: BackingConfig::Null, ..NvmeConfig::memory(size, "N") },
         NvmeConfig::file(folder.path().join("image"), size, "F"),
     ] {
-        let mut host = Host::plain(&config);
+        let mut host = TestHost::plain(&config);
         host.enable();
         host.create_pair(1, ENTRIES);
         let verify = |cdw12| Sqe { cdw12, ..transfer(IoOpcode::Verify, 0, BLOCK, 0) };
@@ -88,7 +88,7 @@ fn a_verify_may_be_longer_than_a_transfer() {
 
 #[test]
 fn a_poll_is_bounded_and_every_queue_has_its_turn() {
-    let mut host = Host::with_memory(4 << 20);
+    let mut host = TestHost::with_memory(4 << 20);
     host.create_pair(2, ENTRIES);
     let list = host.pages(1);
     for page in 0..256u64 {
@@ -122,7 +122,7 @@ fn a_poll_is_bounded_and_every_queue_has_its_turn() {
 
 #[test]
 fn commands_of_many_queues_go_to_one_completion_queue() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let buffer = host.scratch();
     host.share_completion_queue(2, 1);
     host.share_completion_queue(3, 1);
@@ -168,7 +168,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 /// A drive and what it should hold.
 struct Checked {
-    host: Host,
+    host: TestHost,
     disk: Vec<u8>,
 }
 
@@ -261,7 +261,7 @@ impl Checked {
 }
 
 fn run(config: &NvmeConfig, operations: Vec<Operation>) {
-    let mut host = Host::plain(config);
+    let mut host = TestHost::plain(config);
     host.enable();
     host.create_pair(1, ENTRIES);
     let mut checked = Checked { host, disk: vec![0; BLOCKS as usize * BLOCK] };
@@ -296,7 +296,7 @@ proptest! {
 /// A guest that translates DMA itself maps its memory page by page, wherever the pages are.
 #[test]
 fn queues_and_buffers_may_lie_in_several_mappings() {
-    let mut host = Host::plain(&NvmeConfig::memory(1 << 20, "PAGES"));
+    let mut host = TestHost::plain(&NvmeConfig::memory(1 << 20, "PAGES"));
     host.unmap_ram();
     host.cuts = (1..RAM_SIZE / 4096).map(|page| page * 4096).collect();
     host.cuts.truncate(64);

@@ -11,15 +11,15 @@ use crate::lost::Lost;
 
 const MS: u64 = 1_000_000;
 
-fn limited(limits: Limits, delays: &LimitDelays) -> Host {
+fn limited(limits: Limits, delays: &LimitDelays) -> TestHost {
     let config = NvmeConfig { limits, delays: delays.clone(), ..NvmeConfig::memory(1 << 20, "L1") };
-    let mut host = Host::plain(&config);
+    let mut host = TestHost::plain(&config);
     host.enable();
     host
 }
 
 /// Polls until nothing can be done any more now; returns until when.
-fn settle(host: &mut Host) -> Option<u64> {
+fn settle(host: &mut TestHost) -> Option<u64> {
     for _ in 0..10_000 {
         match host.endpoint.poll(host.now) {
             Work::Done => {}
@@ -30,7 +30,7 @@ fn settle(host: &mut Host) -> Option<u64> {
     panic!("it never comes to rest");
 }
 
-fn completed(host: &mut Host, qid: u16) -> u64 {
+fn completed(host: &mut TestHost, qid: u16) -> u64 {
     let mut count = 0;
     while let Some(cqe) = host.take_completion(qid) {
         assert!(cqe.status().is_success());
@@ -111,9 +111,9 @@ fn zeroed_at_once(deallocate: bool, elsewhere: bool) -> (u64, u64) {
         true => {
             let offer = lender.serve_medium(None).unwrap();
             let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
-            Host::around(front)
+            TestHost::around(front)
         }
-        false => Host::plain(&config),
+        false => TestHost::plain(&config),
     };
     host.enable();
     host.create_pair(1, ENTRIES);

@@ -60,7 +60,7 @@ impl Pair {
 }
 
 /// A host with memory, a drive, and a clock of its own.
-pub struct Host {
+pub struct TestHost {
     pub endpoint: Endpoint,
     pub ram: SharedMemory,
     ram_size: u64,
@@ -78,38 +78,38 @@ pub struct Host {
     registers: Option<PolledRegisters>,
 }
 
-impl Host {
+impl TestHost {
     /// A drive with memory behind it, enabled, with an I/O queue pair 1.
-    pub fn with_memory(size: u64) -> Host {
-        let mut host = Host::plain(&NvmeConfig::memory(size, "TEST"));
+    pub fn with_memory(size: u64) -> TestHost {
+        let mut host = TestHost::plain(&NvmeConfig::memory(size, "TEST"));
         host.enable();
         host.create_pair(1, ENTRIES);
         host
     }
 
     /// A drive as after power-on, with the host's memory mapped.
-    pub fn plain(config: &NvmeConfig) -> Host {
-        Host::around(Nvme::new(config).unwrap())
+    pub fn plain(config: &NvmeConfig) -> TestHost {
+        TestHost::around(Nvme::new(config).unwrap())
     }
 
-    /// As [`plain`](Host::plain), around a drive made elsewhere.
-    pub fn around(nvme: Nvme) -> Host {
+    /// As [`plain`](TestHost::plain), around a drive made elsewhere.
+    pub fn around(nvme: Nvme) -> TestHost {
         let ram = SharedMemory::create("host", RAM_SIZE).unwrap();
-        Host::with_endpoint(Endpoint::new(Box::new(nvme)), ram)
+        TestHost::with_endpoint(Endpoint::new(Box::new(nvme)), ram)
     }
 
     /// A host with memory `ram`, mapped for the function of `endpoint`.
-    pub fn with_endpoint(endpoint: Endpoint, ram: SharedMemory) -> Host {
-        let mut host = Host::with_restored(endpoint, ram);
+    pub fn with_endpoint(endpoint: Endpoint, ram: SharedMemory) -> TestHost {
+        let mut host = TestHost::with_restored(endpoint, ram);
         host.map_ram();
         host.command_register(0b110);
         host
     }
 
     /// The same where the memory is mapped already.
-    pub fn with_restored(endpoint: Endpoint, ram: SharedMemory) -> Host {
+    pub fn with_restored(endpoint: Endpoint, ram: SharedMemory) -> TestHost {
         let ram_size = ram.len() as u64;
-        Host {
+        TestHost {
             endpoint,
             ram,
             ram_size,
@@ -185,13 +185,13 @@ impl Host {
         true
     }
 
-    /// Rings for what was [enqueued](Host::enqueue); see [`doorbell`](Host::doorbell).
+    /// Rings for what was [enqueued](TestHost::enqueue); see [`doorbell`](TestHost::doorbell).
     pub fn ring(&mut self, qid: u16) -> bool {
         let tail = self.pairs[&qid].tail;
         self.pairs[&qid].rung[0] != tail && self.doorbell(qid, 0, tail)
     }
 
-    /// Gives the entries of completions taken back to the drive; see [`doorbell`](Host::doorbell).
+    /// Gives the entries of completions taken back to the drive; see [`doorbell`](TestHost::doorbell).
     pub fn give_back(&mut self, qid: u16) -> bool {
         let head = self.pairs[&qid].head;
         self.pairs[&qid].rung[1] != head && self.doorbell(qid, 1, head)
@@ -345,8 +345,8 @@ impl Host {
         Some(cqe)
     }
 
-    /// As [`completion`](Host::completion); the drive does not hear of it until
-    /// [`give_back`](Host::give_back).
+    /// As [`completion`](TestHost::completion); the drive does not hear of it until
+    /// [`give_back`](TestHost::give_back).
     pub fn take_completion(&mut self, qid: u16) -> Option<Cqe> {
         let pair = self.pairs.get_mut(&qid).unwrap();
         let at = (pair.cq - RAM) as usize + usize::from(pair.head) * 16;

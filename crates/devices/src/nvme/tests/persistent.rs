@@ -33,39 +33,39 @@ fn config(folder: &Path) -> NvmeConfig {
 }
 
 /// A host that uses the region of a drive, and has given it addresses.
-fn host(config: &NvmeConfig) -> Host {
-    let mut host = Host::plain(config);
+fn host(config: &NvmeConfig) -> TestHost {
+    let mut host = TestHost::plain(config);
     host.enable();
     host.create_pair(1, ENTRIES);
     begin(&mut host);
     host
 }
 
-fn begin(host: &mut Host) {
+fn begin(host: &mut TestHost) {
     host.write4(PMRCTL, 1);
     place(host, AT);
     assert_eq!(barrier(host), Pmrsts::new());
 }
 
-fn place(host: &mut Host, at: u64) {
+fn place(host: &mut TestHost, at: u64) {
     let control = u64::from(Pmrmsc::new().with_cmse(true).with_cba(at >> 12));
     host.write4(PMRMSC, control as u32);
     host.write4(PMRMSC + 4, (control >> 32) as u32);
 }
 
-fn barrier(host: &mut Host) -> Pmrsts {
+fn barrier(host: &mut TestHost) -> Pmrsts {
     Pmrsts::from(host.read4(PMRSTS))
 }
 
 /// The file that its user is given.
-fn file(host: &Host) -> OwnedFd {
+fn file(host: &TestHost) -> OwnedFd {
     let bars = host.endpoint.bars();
     let shared = bars.iter().find(|bar| bar.index == BAR).unwrap().mappable.clone().unwrap();
     shared.memory.descriptor().unwrap()
 }
 
 /// The region as its user maps it.
-fn map(host: &Host) -> Mapping {
+fn map(host: &TestHost) -> Mapping {
     Mapping::map_stored(file(host).as_fd(), 0, SIZE, Access::READ | Access::WRITE).unwrap()
 }
 
@@ -78,7 +78,7 @@ fn bytes(of: &Mapping, at: usize, length: usize) -> Vec<u8> {
 #[test]
 fn registers_say_what_the_region_is_and_the_interrupt_table_is_elsewhere() {
     let folder = disk();
-    let mut host = Host::plain(&config(folder.path()));
+    let mut host = TestHost::plain(&config(folder.path()));
     let mut cap = [0; 8];
     host.endpoint.read(FunctionRegion::Bar(0), reg::CAP, &mut cap).unwrap();
     let cap = Cap::from(u64::from_le_bytes(cap));
@@ -173,7 +173,7 @@ fn content_stays_over_users_and_processes_and_former_mappings_lead_nowhere() {
 }
 
 /// Another process goes on with the drive.
-fn go_on(host: &mut Host, config: &NvmeConfig) {
+fn go_on(host: &mut TestHost, config: &NvmeConfig) {
     let saved = host.endpoint.save().unwrap();
     let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
     let next = Nvme::resume(config, saved.medium).unwrap();

@@ -7,17 +7,17 @@ use rackbus_spec::nvme::registers::{Cmbmsc, SHN_NORMAL, SHST_COMPLETE};
 use super::*;
 
 /// A host whose drive has its registers in memory, not enabled yet.
-fn host() -> Host {
-    with_registers(Host::plain(&NvmeConfig::memory(1 << 20, "TEST")))
+fn host() -> TestHost {
+    with_registers(TestHost::plain(&NvmeConfig::memory(1 << 20, "TEST")))
 }
 
-fn with_registers(mut host: Host) -> Host {
+fn with_registers(mut host: TestHost) -> TestHost {
     let (file, length) = host.endpoint.poll_registers(0).unwrap();
     host.registers = Some(PolledRegisters::adopt(file, length).unwrap());
     host
 }
 
-fn write_and_read(host: &mut Host, lba: u64, byte: u8) {
+fn write_and_read(host: &mut TestHost, lba: u64, byte: u8) {
     let buffer = host.pages(1);
     host.poke(buffer, &[byte; 4096]);
     let command = transfer(IoOpcode::Write, lba, 4096, buffer);
@@ -95,7 +95,7 @@ fn the_admin_queue_stays_where_it_was_when_the_controller_was_enabled() {
 fn a_memory_buffer_is_placed_by_registers_in_memory() {
     const AT: u64 = 0x40_0000_0000;
     let config = NvmeConfig { buffer: 64 << 10, ..NvmeConfig::memory(1 << 20, "TEST") };
-    let mut host = with_registers(Host::plain(&config));
+    let mut host = with_registers(TestHost::plain(&config));
     host.enable();
     host.create_pair(1, ENTRIES);
     assert_eq!(host.read4(reg::CMBSZ), 0);
@@ -144,7 +144,7 @@ fn a_former_user_finds_a_device_that_was_pulled_out() {
     let former = host.registers.take().unwrap();
     host.endpoint.scrub();
     assert_eq!((former.load(reg::CSTS), former.load(reg::CC)), (u32::MAX, u32::MAX));
-    let mut next = with_registers(Host::with_endpoint(host.endpoint, host.ram));
+    let mut next = with_registers(TestHost::with_endpoint(host.endpoint, host.ram));
     // What the former one stores reaches nobody.
     former.store(reg::CC, 1);
     assert_eq!(next.poll(), Work::Watch(20_000));
@@ -170,7 +170,7 @@ fn a_function_level_reset_shows_in_memory() {
 
 #[test]
 fn registers_are_those_of_bar_0_of_a_front_that_runs_here() {
-    let mut host = Host::plain(&NvmeConfig::memory(1 << 20, "TEST"));
+    let mut host = TestHost::plain(&NvmeConfig::memory(1 << 20, "TEST"));
     assert!(matches!(host.endpoint.poll_registers(2), Err(NotPolled::Bar(2))));
     let once = host.endpoint.poll_registers(0).unwrap();
     let again = host.endpoint.poll_registers(0).unwrap();

@@ -111,7 +111,7 @@ struct World {
     random: Random,
     barrier: Barrier,
     file: SimulatedFile,
-    host: Host,
+    host: TestHost,
     /// The driver's mapping of the BAR.
     mapping: Option<Mapping>,
     /// Of each page what was stored since it was last known to be durable, oldest first, and that.
@@ -134,7 +134,7 @@ fn drive(file: &SimulatedFile) -> Endpoint {
 impl World {
     fn new(seed: u64, barrier: Barrier, ram: &SharedMemory) -> World {
         let file = SimulatedFile::new();
-        let host = Host::with_endpoint(drive(&file), ram.clone());
+        let host = TestHost::with_endpoint(drive(&file), ram.clone());
         let stored = vec![vec![0]; PAGES];
         let (random, trace) = (Random(seed), Vec::new());
         let (mapping, next, failed) = (None, 1, false);
@@ -272,7 +272,7 @@ impl World {
                 self.trace.push("the process dies".to_owned());
                 // Whoever opens a drive anew hears of failures as it does.
                 let ram = self.host.ram.clone();
-                self.host = Host::with_endpoint(drive(&self.file), ram);
+                self.host = TestHost::with_endpoint(drive(&self.file), ram);
                 self.failed = self.file.disk().fails;
                 self.begin();
                 self.check(false)?;
@@ -281,7 +281,7 @@ impl World {
                 self.trace.push("the power is lost".to_owned());
                 self.file.lose_power();
                 let ram = self.host.ram.clone();
-                self.host = Host::with_endpoint(drive(&self.file), ram);
+                self.host = TestHost::with_endpoint(drive(&self.file), ram);
                 self.failed = false;
                 self.begin();
                 self.check(true)?;

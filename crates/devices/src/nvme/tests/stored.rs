@@ -22,7 +22,7 @@ fn stored() -> StoredStates {
 fn a_drive_continues_from_what_each_version_wrote() {
     for version in READ {
         let (nvme, control) = slow_drive();
-        let mut host = Host::around(nvme);
+        let mut host = TestHost::around(nvme);
         host.enable();
         host.create_pair(1, ENTRIES);
         let (source, target) = (host.pages(1), host.pages(1));

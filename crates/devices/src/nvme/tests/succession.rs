@@ -12,13 +12,13 @@ use rackbus_spec::nvme::{NSID_ALL, log};
 use serde_json::Value;
 
 use super::super::backing::MediaError;
-use super::background::{Control, slow_drive};
+use super::background::{BackgroundControl, slow_drive};
 use super::*;
 
 /// A drive whose medium waits to be told.
-pub fn slow() -> (Host, Arc<Mutex<Control>>) {
+pub fn slow() -> (TestHost, Arc<Mutex<BackgroundControl>>) {
     let (nvme, control) = slow_drive();
-    let mut host = Host::around(nvme);
+    let mut host = TestHost::around(nvme);
     host.enable();
     host.create_pair(1, ENTRIES);
     (host, control)
@@ -30,7 +30,10 @@ fn written(saved: &Saved) -> FunctionState {
 }
 
 /// The host's drive continues in another process, with the data that is on the medium.
-pub fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Control>> {
+pub fn succeed(
+    host: &mut TestHost,
+    control: &Arc<Mutex<BackgroundControl>>,
+) -> Arc<Mutex<BackgroundControl>> {
     let saved = host.endpoint.save().unwrap();
     let (next, medium) = slow_drive();
     medium.lock().unwrap().data = control.lock().unwrap().data.clone();
@@ -40,7 +43,7 @@ pub fn succeed(host: &mut Host, control: &Arc<Mutex<Control>>) -> Arc<Mutex<Cont
 }
 
 /// Lets everything end that is under way.
-pub fn finish(host: &mut Host, control: &Arc<Mutex<Control>>) {
+pub fn finish(host: &mut TestHost, control: &Arc<Mutex<BackgroundControl>>) {
     for _ in 0..100 {
         host.poll();
         let mut control = control.lock().unwrap();
@@ -197,7 +200,7 @@ fn a_shutdown_goes_on() {
 fn a_file_goes_on_with_what_was_acknowledged() {
     let folder = tempfile::tempdir().unwrap();
     let config = NvmeConfig::file(folder.path().join("drive"), 1 << 20, "FILE");
-    let mut host = Host::plain(&config);
+    let mut host = TestHost::plain(&config);
     host.enable();
     host.create_pair(1, ENTRIES);
     assert_eq!(host.write_blocks(8, &[5; 4096]), Status::SUCCESS);
@@ -227,7 +230,7 @@ fn a_file_goes_on_with_what_was_acknowledged() {
 #[test]
 fn a_drive_in_memory_goes_on_with_its_data() {
     let config = NvmeConfig::memory(1 << 20, "MEMORY");
-    let mut host = Host::plain(&config);
+    let mut host = TestHost::plain(&config);
     host.enable();
     host.create_pair(1, ENTRIES);
     assert_eq!(host.write_blocks(8, &[5; 4096]), Status::SUCCESS);
@@ -331,7 +334,7 @@ proptest! {
             return Ok(());
         }
         prop_assert!(!doubled, "more commands than there can be");
-        let mut host = Host::with_restored(endpoint, ram);
+        let mut host = TestHost::with_restored(endpoint, ram);
         for qid in 0..3 {
             host.write4(reg::sq_tail_doorbell(qid, DOORBELL_STRIDE), 3);
             host.write4(reg::cq_head_doorbell(qid, DOORBELL_STRIDE), 1);

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 use rackbus_pci::Work;
 
 use super::super::backing::{MediaError, MediumRequest};
-use super::background::{Control, slow_drive_of};
+use super::background::{BackgroundControl, slow_drive_of};
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
 /// A drive of 4 MiB whose medium waits to be told, which verifies its last 3.5 MiB.
-fn verifying() -> (Host, Arc<Mutex<Control>>, u16) {
+fn verifying() -> (TestHost, Arc<Mutex<BackgroundControl>>, u16) {
     let (nvme, control) = slow_drive_of(4 << 20);
-    let mut host = Host::around(nvme);
+    let mut host = TestHost::around(nvme);
     host.enable();
     host.create_pair(1, ENTRIES);
     let cid = host.submit(1, Sqe { cdw12: 7167, ..transfer(IoOpcode::Verify, 1024, 512, 0) });
@@ -22,7 +22,7 @@ fn verifying() -> (Host, Arc<Mutex<Control>>, u16) {
 }
 
 /// The one range that the medium is asked for.
-fn asked(control: &Mutex<Control>) -> (u64, u64) {
+fn asked(control: &Mutex<BackgroundControl>) -> (u64, u64) {
     let control = control.lock().unwrap();
     assert_eq!(control.held.len(), 1);
     match &control.held[0].1 {
@@ -97,7 +97,7 @@ fn a_poll_starts_a_few_parts() {
         host.submit(1, Sqe { cdw12: 8191, ..transfer(IoOpcode::Verify, 0, 512, 0) });
     }
     while host.poll() == Work::Done {}
-    let held = |control: &Mutex<Control>| control.lock().unwrap().held.len();
+    let held = |control: &Mutex<BackgroundControl>| control.lock().unwrap().held.len();
     assert_eq!(held(&control), 10);
     (0..10).for_each(|_| control.lock().unwrap().finish_one());
     for started in [4, 8, 10] {

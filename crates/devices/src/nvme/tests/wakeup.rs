@@ -166,7 +166,7 @@ fn a_value_outside_of_the_ring_is_reported_once() {
 }
 
 /// A host with shadow doorbells; returns the pages' addresses.
-fn shadowed(host: &mut Host) -> (u64, u64) {
+fn shadowed(host: &mut TestHost) -> (u64, u64) {
     let (values, events) = (host.pages(1), host.pages(1));
     let mut config = admin(AdminOpcode::DoorbellBufferConfig);
     config.dptr = [values, events];
@@ -174,7 +174,7 @@ fn shadowed(host: &mut Host) -> (u64, u64) {
     (values, events)
 }
 
-fn word(host: &Host, address: u64) -> u32 {
+fn word(host: &TestHost, address: u64) -> u32 {
     host.ram.whole().load_u32((address - RAM) as usize, Ordering::SeqCst).unwrap()
 }
 
@@ -184,7 +184,7 @@ fn slot(qid: u64) -> u64 {
 
 #[test]
 fn commands_are_taken_from_the_shadow_page_alone() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let (values, events) = shadowed(&mut host);
     assert_eq!(host.poll(), Work::Idle, "worth polling");
     for round in 1..=40u32 {
@@ -212,7 +212,7 @@ fn commands_are_taken_from_the_shadow_page_alone() {
 
 #[test]
 fn a_new_queue_wipes_what_an_old_one_left_in_the_shadow_page() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let (values, _) = shadowed(&mut host);
     host.poke(values + slot(2), &77u32.to_le_bytes());
     host.poke(values + slot(2) + (4 << DOORBELL_STRIDE), &78u32.to_le_bytes());
@@ -224,7 +224,7 @@ fn a_new_queue_wipes_what_an_old_one_left_in_the_shadow_page() {
 
 #[test]
 fn shadow_pages_must_be_two_pages() {
-    let mut host = Host::with_memory(1 << 20);
+    let mut host = TestHost::with_memory(1 << 20);
     let page = host.pages(1);
     for (dptr, status) in [
         ([page, page], Status::INVALID_FIELD),

@@ -21,8 +21,8 @@ fn blocks() -> impl Iterator<Item = u64> {
 }
 
 /// A drive with two queues, whose range, and the blocks before and behind it, hold something.
-fn filled() -> Host {
-    let mut host = Host::with_memory(LENGTH + ZERO_PIECE);
+fn filled() -> TestHost {
+    let mut host = TestHost::with_memory(LENGTH + ZERO_PIECE);
     host.create_pair(2, ENTRIES);
     let around = [FIRST - 1, FIRST + LENGTH / BLOCK];
     for block in blocks().chain(around) {
@@ -32,12 +32,12 @@ fn filled() -> Host {
 }
 
 /// Whether a block holds what was written to it.
-fn is_kept(host: &mut Host, block: u64) -> bool {
+fn is_kept(host: &mut TestHost, block: u64) -> bool {
     host.read_blocks(block, BLOCK as usize) == [block as u8 | 1; BLOCK as usize]
 }
 
 /// Begins to make the range zeroes, by queue 1.
-fn begin(host: &mut Host) -> u16 {
+fn begin(host: &mut TestHost) -> u16 {
     host.submit(1, transfer(IoOpcode::WriteZeroes, FIRST, LENGTH as usize, 0))
 }
 
@@ -159,7 +159,7 @@ fn the_end_of_a_lease_gives_up_the_rest_of_a_long_range() {
     host.poll();
     host.endpoint.scrub();
     let ram = SharedMemory::create("next", RAM_SIZE).unwrap();
-    let mut next = Host::with_endpoint(host.endpoint, ram);
+    let mut next = TestHost::with_endpoint(host.endpoint, ram);
     next.enable();
     next.create_pair(1, ENTRIES);
     let last = FIRST + LENGTH / BLOCK - 1;
@@ -192,7 +192,7 @@ fn a_shutdown_waits_until_a_long_range_is_zeroes() {
 #[test]
 fn what_was_never_written_is_given_back_without_a_look_at_each_piece() {
     let size = 4096 * ZERO_PIECE;
-    let mut host = Host::with_memory(size);
+    let mut host = TestHost::with_memory(size);
     for block in [0, size / 2 / BLOCK] {
         assert_eq!(host.write_blocks(block, &[1; BLOCK as usize]), Status::SUCCESS);
     }

@@ -1,7 +1,7 @@
 //! Which bytes copies move, whatever their length, their places and their way; and in which pieces small ones store.
 
 #[cfg(target_arch = "x86_64")]
-use super::super::stream::{Stream, x86};
+use super::super::stream::{StreamingCopy, x86};
 use super::*;
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ proptest! {
     fn streaming_copies_exactly_the_range(from in 0usize..130, to in 0usize..130, short in 0usize..1000, pages in 0usize..9) {
         let length = short + pages * 4096;
         let source = pattern(from + length);
-        let ways: [Stream; 2] = [x86::stream_sse2, streaming().unwrap()];
+        let ways: [StreamingCopy; 2] = [x86::stream_sse2, streaming().unwrap()];
         for way in ways {
             let mut destination = vec![0xee; to + length + 64];
             // SAFETY: both vectors have the range.

@@ -13,7 +13,7 @@ use crate::exchange::lane::{
     AnsweringLane, AskingLane, CarriedLane, Finished, LEAST, Lane, LaneError, LaneNews, LaneTarget,
     Moves, PROOF_BYTES, Transfer, WrongLane,
 };
-use crate::exchange::session::{FrameOutbox, Millis, SessionEndReason};
+use crate::exchange::session::{FrameOutbox, SessionEndReason, SessionMillis};
 use crate::exchange::{ExchangeLayout, MESSAGE_BYTES, PAGE};
 use crate::region::Region;
 use crate::slice::PinnedSlice;
@@ -240,7 +240,7 @@ impl Beside {
     }
 
     /// Looks whether the lane still works.
-    pub(super) fn look(&mut self, now: Millis, outbox: &mut FrameOutbox<SessionFrame>) {
+    pub(super) fn look(&mut self, now: SessionMillis, outbox: &mut FrameOutbox<SessionFrame>) {
         match self {
             Beside::Asks(end) => {
                 end.pump(outbox);

@@ -18,14 +18,16 @@ use super::saved::CarriedSessionState;
 use crate::event::Event;
 use crate::exchange::Carrier;
 use crate::exchange::lane::LaneTarget;
-use crate::exchange::session::{Contact, Millis, SessionEndReason, SessionSide, SessionTiming};
+use crate::exchange::session::{
+    Contact, SessionEndReason, SessionMillis, SessionSide, SessionTiming,
+};
 use crate::stream::{Stream, StreamError};
 
 /// Between two looks of a session that was saved whether it has ended.
 const REST: Duration = Duration::from_millis(100);
 
 /// How long to wait for what is `due`. What is overdue is its engine's to do, which may hang for as long as a disk does.
-fn rest_until(due: Millis, now: Millis) -> Duration {
+fn rest_until(due: SessionMillis, now: SessionMillis) -> Duration {
     match due.checked_sub(now) {
         Some(left) if left > 0 => Duration::from_millis(left),
         _ => REST,
@@ -47,7 +49,7 @@ pub enum SessionChange {
     /// Another connection carries it.
     Resumed {
         /// For how many milliseconds none did.
-        after: Millis,
+        after: SessionMillis,
         /// How many messages this side sent again.
         repeated: u64,
     },
@@ -59,13 +61,13 @@ pub enum SessionChange {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SessionStatus {
     /// For how many milliseconds none has carried it; `None` while one does.
-    pub lost_for: Option<Millis>,
+    pub lost_for: Option<SessionMillis>,
     /// How often it went on on another one.
     pub reconnects: u64,
     /// How many messages this side sent again then.
     pub repeated: u64,
     /// For how many milliseconds none carried it the last time.
-    pub last_lost: Millis,
+    pub last_lost: SessionMillis,
 }
 
 /// Told of changes, by whatever thread notices them: it must not wait.
@@ -281,7 +283,7 @@ impl CarriedSession {
         *self.lock().contact.timing()
     }
 
-    pub(super) fn now(&self) -> Millis {
+    pub(super) fn now(&self) -> SessionMillis {
         u64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{LEAST, LaneError, LaneNews, Moves, PATIENCE, PROOF_BYTES, Transfer, WrongLane};
-use crate::exchange::session::Millis;
+use crate::exchange::session::SessionMillis;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
@@ -47,22 +47,22 @@ pub struct AskingLane<M> {
     unsaid: bool,
     next: u64,
     /// Transfers that have begun, and when by [`counted`](AskingLane::counted).
-    under_way: BTreeMap<u64, (Transfer, Millis)>,
+    under_way: BTreeMap<u64, (Transfer, SessionMillis)>,
     /// Those that are still to begin, in their order, and since when.
-    waiting: VecDeque<(Transfer, Millis)>,
+    waiting: VecDeque<(Transfer, SessionMillis)>,
     /// Answers that are not received yet, in their order.
     answers: VecDeque<(M, Data)>,
     tags: usize,
-    looked: Millis,
+    looked: SessionMillis,
     /// Time that has passed while this side looked.
-    counted: Millis,
+    counted: SessionMillis,
     /// When a transfer has ended last, by that.
-    ended: Millis,
+    ended: SessionMillis,
 }
 
 impl<M> AskingLane<M> {
     /// One that is still to be proved, beside an exchange of so many tags.
-    pub fn new(tags: u32, now: Millis) -> AskingLane<M> {
+    pub fn new(tags: u32, now: SessionMillis) -> AskingLane<M> {
         let mut lane = AskingLane {
             state: State::Proving,
             unsaid: false,
@@ -83,7 +83,7 @@ impl<M> AskingLane<M> {
     /// answers that were not received, each with the tag and length of data that are to be asked for.
     pub fn given_up(
         tags: u32,
-        now: Millis,
+        now: SessionMillis,
         why: LaneError,
         was_up: bool,
         answers: impl IntoIterator<Item = (M, Option<(u32, usize)>)>,
@@ -215,11 +215,11 @@ impl<M> AskingLane<M> {
 
     /// Time passes, by this side's clock. False when the lane is lost by that: what is under way never ends, or what waits
     /// never begins.
-    pub fn look(&mut self, now: Millis) -> bool {
+    pub fn look(&mut self, now: SessionMillis) -> bool {
         // While this process stalled, it looked for nothing.
         self.counted += now.saturating_sub(self.looked).min(PATIENCE / 4);
         self.looked = self.looked.max(now);
-        let late = |since: Millis| self.counted - since > PATIENCE;
+        let late = |since: SessionMillis| self.counted - since > PATIENCE;
         // One that waits while others end has only to wait for its turn.
         let waits = self.waiting.front().is_some_and(|(_, since)| late(self.ended.max(*since)));
         if !waits && !self.under_way.values().any(|(_, since)| late(*since)) {

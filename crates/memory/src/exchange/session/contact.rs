@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Millis;
+use super::SessionMillis;
 
 /// Which side of a session this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,13 +18,13 @@ pub enum SessionSide {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionTiming {
     /// Between two signs of life on a connection.
-    pub beat: Millis,
+    pub beat: SessionMillis,
     /// A connection on which nothing comes for so long counts as lost.
-    pub silence: Millis,
+    pub silence: SessionMillis,
     /// A session in which nothing was heard for so long has ended.
-    pub hold: Millis,
+    pub hold: SessionMillis,
     /// Between two attempts to connect, at first and at most.
-    pub retry: (Millis, Millis),
+    pub retry: (SessionMillis, SessionMillis),
 }
 
 /// Signs of life whose times are known.
@@ -32,21 +32,21 @@ const BEATS: usize = 64;
 
 /// Time by which the side that answers keeps a session for longer than the side that asks goes on trying: it hears
 /// of a loss later by up to twice the silence, and its clock may be slower or faster.
-const MARGIN: Millis = 8_000;
+const MARGIN: SessionMillis = 8_000;
 
 impl SessionTiming {
     /// Of a side that goes on trying for `hold`.
-    pub const fn asking(hold: Millis) -> SessionTiming {
+    pub const fn asking(hold: SessionMillis) -> SessionTiming {
         SessionTiming { beat: 200, silence: 3_000, hold, retry: (50, 1_000) }
     }
 
     /// Of the other side, whose peer goes on trying for `hold`.
-    pub const fn answering(hold: Millis) -> SessionTiming {
+    pub const fn answering(hold: SessionMillis) -> SessionTiming {
         SessionTiming { hold: hold + hold / 10 + MARGIN, ..SessionTiming::asking(hold) }
     }
 
     /// How long a side that asks may try at most where the other keeps the session for `kept`.
-    pub const fn most(kept: Millis) -> Millis {
+    pub const fn most(kept: SessionMillis) -> SessionMillis {
         kept.saturating_sub(MARGIN) / 11 * 10
     }
 }
@@ -65,7 +65,7 @@ pub enum SessionEndReason {
     Refused(String),
     /// Nothing was heard for so many milliseconds.
     #[error("its node has been silent for {} s", .0 / 1000)]
-    Silent(Millis),
+    Silent(SessionMillis),
     /// The other side broke the rules.
     #[error("its node violates the link's protocol")]
     Rules,
@@ -77,9 +77,9 @@ pub enum SessionEndReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     /// The newest connection is there; how much the other side has it is still to say, since then.
-    Joining(Millis),
+    Joining(SessionMillis),
     /// The newest connection carries the session, since then.
-    Up(Millis),
+    Up(SessionMillis),
     /// There is none. Whether one is being made.
     Down {
         trying: bool,
@@ -97,22 +97,22 @@ pub struct Contact {
     newest: u64,
     /// When the other side was there last for certain: it has heard since what this side said then, or, of the side
     /// that answers, it was heard then.
-    heard: Millis,
+    heard: SessionMillis,
     /// When the last signs of life were given, and how many in all.
-    beats: [Millis; BEATS],
+    beats: [SessionMillis; BEATS],
     given: u32,
     /// Since when nothing has come although this side looked.
-    quiet: Millis,
+    quiet: SessionMillis,
     /// When this side looked last.
-    looked: Millis,
+    looked: SessionMillis,
     /// Since when there is no connection that carries the session; `None` while there is one.
-    lost: Option<Millis>,
+    lost: Option<SessionMillis>,
     /// When the next attempt may begin, and how long after it the one after that.
-    next: Millis,
-    wait: Millis,
+    next: SessionMillis,
+    wait: SessionMillis,
     reconnects: u64,
     repeated: u64,
-    last_lost: Millis,
+    last_lost: SessionMillis,
 }
 
 /// What one side knows of a session's connections, for another process of its host that goes on with it: all of them
@@ -121,14 +121,14 @@ pub struct Contact {
 #[serde(deny_unknown_fields)]
 pub struct ContactState {
     side: SessionSide,
-    hold: Millis,
+    hold: SessionMillis,
     newest: u64,
-    heard: Millis,
+    heard: SessionMillis,
     given: u32,
-    lost: Millis,
+    lost: SessionMillis,
     reconnects: u64,
     repeated: u64,
-    last_lost: Millis,
+    last_lost: SessionMillis,
     /// The session has ended.
     over: bool,
 }
@@ -156,7 +156,7 @@ impl Contact {
     }
 
     /// The session as a value.
-    pub fn save(&self, now: Millis) -> ContactState {
+    pub fn save(&self, now: SessionMillis) -> ContactState {
         ContactState {
             side: self.side,
             hold: self.timing.hold,
@@ -172,7 +172,7 @@ impl Contact {
     }
 
     /// Goes on with a session that was [saved](Contact::save), by the same clock. There is no connection.
-    pub fn resume(state: &ContactState, now: Millis) -> Contact {
+    pub fn resume(state: &ContactState, now: SessionMillis) -> Contact {
         let timing = SessionTiming { hold: state.hold, ..SessionTiming::asking(0) };
         let over = State::Over(SessionEndReason::There);
         Contact {
@@ -198,19 +198,19 @@ impl Contact {
     }
 
     /// Time has passed, for who looks at no connection: one that waits for the next for too long has ended.
-    pub fn expire(&mut self, now: Millis) {
+    pub fn expire(&mut self, now: SessionMillis) {
         if !matches!(self.state, State::Up(_)) {
             self.expire_any(now);
         }
     }
 
     /// For how long nothing may be heard: by a connection that is there, also as long as it may be silent.
-    fn most_silent(&self) -> Millis {
+    fn most_silent(&self) -> SessionMillis {
         let connected = matches!(self.state, State::Joining(_) | State::Up(_));
         self.timing.hold + if connected { self.timing.silence } else { 0 }
     }
 
-    fn expire_any(&mut self, now: Millis) {
+    fn expire_any(&mut self, now: SessionMillis) {
         let silent = now.saturating_sub(self.heard);
         if silent > self.most_silent() {
             self.finish(SessionEndReason::Silent(silent));
@@ -219,7 +219,7 @@ impl Contact {
 
     /// Time has passed, and this side is about to take what came. False when the newest connection was lost by
     /// that: nothing has come for too long.
-    pub fn tick(&mut self, now: Millis) -> bool {
+    pub fn tick(&mut self, now: SessionMillis) -> bool {
         if now.saturating_sub(self.looked) > 2 * self.timing.beat {
             // This process stalled: what came meanwhile is still to be taken.
             self.quiet = now;
@@ -237,7 +237,7 @@ impl Contact {
     }
 
     /// Something came on the connection with this number.
-    pub fn heard(&mut self, number: u64, now: Millis) {
+    pub fn heard(&mut self, number: u64, now: SessionMillis) {
         if number != self.newest {
             return;
         }
@@ -248,7 +248,7 @@ impl Contact {
     }
 
     /// A sign of life is given; its number.
-    pub fn beat(&mut self, now: Millis) -> u32 {
+    pub fn beat(&mut self, now: SessionMillis) -> u32 {
         self.given = self.given.wrapping_add(1);
         self.beats[self.given as usize % BEATS] = now;
         self.given
@@ -264,7 +264,7 @@ impl Contact {
     }
 
     /// The connection with this number is of no use any more. An older one is of no interest.
-    pub fn broke(&mut self, number: u64, now: Millis) {
+    pub fn broke(&mut self, number: u64, now: SessionMillis) {
         if number != self.newest {
             return;
         }
@@ -281,13 +281,13 @@ impl Contact {
         self.state = State::Down { trying: false };
     }
 
-    fn back_off(&mut self, now: Millis) {
+    fn back_off(&mut self, now: SessionMillis) {
         self.next = now + self.wait;
         self.wait = (2 * self.wait).min(self.timing.retry.1);
     }
 
     /// The number of an attempt to connect that is to begin now. Of the side that asks.
-    pub fn attempt(&mut self, now: Millis) -> Option<u64> {
+    pub fn attempt(&mut self, now: SessionMillis) -> Option<u64> {
         let waits = self.state == State::Down { trying: false };
         if self.side != SessionSide::Asks || !waits || now < self.next {
             return None;
@@ -298,7 +298,7 @@ impl Contact {
     }
 
     /// When to [tick](Contact::tick) or [try](Contact::attempt) next, where no connection is there.
-    pub fn due(&self) -> Option<Millis> {
+    pub fn due(&self) -> Option<SessionMillis> {
         let over = self.heard + self.most_silent() + 1;
         match self.state {
             State::Over(_) => None,
@@ -311,7 +311,7 @@ impl Contact {
     }
 
     /// The attempt with this number has failed.
-    pub fn failed(&mut self, number: u64, now: Millis) {
+    pub fn failed(&mut self, number: u64, now: SessionMillis) {
         if number == self.newest && self.state == (State::Down { trying: true }) {
             self.back_off(now);
             self.state = State::Down { trying: false };
@@ -319,7 +319,7 @@ impl Contact {
     }
 
     /// The connection with this number is there; false when it is not wanted, since a newer one was tried.
-    pub fn connected(&mut self, number: u64, now: Millis) -> bool {
+    pub fn connected(&mut self, number: u64, now: SessionMillis) -> bool {
         let wanted = match (self.side, &self.state) {
             (_, State::Over(_)) => false,
             (SessionSide::Asks, State::Down { trying: true }) => number == self.newest,
@@ -338,7 +338,12 @@ impl Contact {
 
     /// On the connection with this number, the other side has said what it has; so many frames are sent again.
     /// Returns for how long there was none, where there was one before.
-    pub fn resumed(&mut self, number: u64, now: Millis, repeated: u64) -> Option<Millis> {
+    pub fn resumed(
+        &mut self,
+        number: u64,
+        now: SessionMillis,
+        repeated: u64,
+    ) -> Option<SessionMillis> {
         let State::Joining(since) = self.state else { return None };
         if number != self.newest {
             return None;
@@ -370,7 +375,7 @@ impl Contact {
     }
 
     /// For how long no connection has carried the session; `None` while one does.
-    pub fn lost_for(&self, now: Millis) -> Option<Millis> {
+    pub fn lost_for(&self, now: SessionMillis) -> Option<SessionMillis> {
         self.lost.map(|since| now.saturating_sub(since))
     }
 
@@ -381,7 +386,7 @@ impl Contact {
 
     /// How often the session went on on another connection, how many frames this side sent again then, and for how
     /// long there was none the last time.
-    pub fn counts(&self) -> (u64, u64, Millis) {
+    pub fn counts(&self) -> (u64, u64, SessionMillis) {
         (self.reconnects, self.repeated, self.last_lost)
     }
 }
@@ -390,7 +395,7 @@ impl Contact {
 mod tests {
     use super::*;
 
-    fn asking(hold: Millis) -> Contact {
+    fn asking(hold: SessionMillis) -> Contact {
         Contact::new(SessionSide::Asks, SessionTiming::asking(hold))
     }
 

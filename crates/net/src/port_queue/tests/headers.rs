@@ -31,14 +31,14 @@ fn segment_with_long_headers(world: &World) -> (Vec<u8>, Offload) {
 fn a_large_segment_with_long_headers_stays_one_frame() {
     let mut world = World::new(1);
     let (frame, offload) = segment_with_long_headers(&world);
-    assert_eq!(world.queues[0].send_checked(offload, &frame, &[]), Sent::Full);
+    assert_eq!(world.queues[0].send_checked(offload, &frame, &[]), SendOutcome::Full);
     world.answer(true);
     let memory = SharedMemory::create("frame", 32 << 10).unwrap();
     memory.whole().copy_from(&frame);
     let parts = [(0, 100), (100, frame.len() - 100)]
         .map(|(at, length)| memory.whole().part(at, length).unwrap());
-    assert_eq!(world.queues[0].send_checked(offload, &frame, &[]), Sent::Done);
-    assert_eq!(world.queues[0].send(offload, &parts), Sent::Done);
+    assert_eq!(world.queues[0].send_checked(offload, &frame, &[]), SendOutcome::Done);
+    assert_eq!(world.queues[0].send(offload, &parts), SendOutcome::Done);
     world.queues[0].flush();
     for _ in 0..2 {
         let found = world.queues[1].next().unwrap();
@@ -51,5 +51,5 @@ fn a_large_segment_with_long_headers_stays_one_frame() {
     // What one of its pieces would be too long for the network is not taken.
     let large = Offload { gso_size: 1300.into(), ..offload };
     let sent = world.queues[0].send(large, &parts);
-    assert_eq!(sent, Sent::Dropped(Cause::Offload));
+    assert_eq!(sent, SendOutcome::Dropped(Cause::Offload));
 }

@@ -11,25 +11,25 @@ fn a_station_that_stalls_stops_nobody() {
         let frame = [&all[to].mac.0[..], &all[0].mac.0, &KIND, &[0; 1400]].concat();
         world.queues[0].send_checked(Offload::default(), &frame, &[])
     };
-    assert_eq!(send(&mut world, 1), Sent::Full);
+    assert_eq!(send(&mut world, 1), SendOutcome::Full);
     world.answer(true);
-    assert_eq!(send(&mut world, 2), Sent::Full);
+    assert_eq!(send(&mut world, 2), SendOutcome::Full);
     world.answer(true);
     let mut taken = 0;
-    while send(&mut world, 1) == Sent::Done {
+    while send(&mut world, 1) == SendOutcome::Done {
         taken += 1;
     }
     assert!(taken > 500, "{taken}");
-    assert_eq!(send(&mut world, 2), Sent::Done);
+    assert_eq!(send(&mut world, 2), SendOutcome::Done);
     world.clock.fetch_add(crate::pressure::PATIENCE_NS, Ordering::Relaxed);
     for _ in 0..100 {
-        assert_eq!(send(&mut world, 1), Sent::Dropped(Cause::Full));
-        assert_eq!(send(&mut world, 2), Sent::Done);
+        assert_eq!(send(&mut world, 1), SendOutcome::Dropped(Cause::Full));
+        assert_eq!(send(&mut world, 2), SendOutcome::Done);
     }
     while world.queues[1].next().is_some() {
         world.queues[1].consume();
     }
-    assert_eq!(send(&mut world, 1), Sent::Done);
+    assert_eq!(send(&mut world, 1), SendOutcome::Done);
     let drops = &world.queues[0].handle().counters().peers[1].drops;
     assert_eq!(drops.all().find(|(cause, _)| *cause == Cause::Full), Some((Cause::Full, 100)));
 }
@@ -51,7 +51,8 @@ fn beside_a_slow_one(from: usize) -> (u64, bool) {
     for slot in 0..1_000_000_000 / SLOT_NS {
         world.clock.fetch_add(SLOT_NS, Ordering::Relaxed);
         for _ in 0..2 {
-            if world.queues[from].send_checked(Offload::default(), &frames[next], &[]) == Sent::Full
+            if world.queues[from].send_checked(Offload::default(), &frames[next], &[])
+                == SendOutcome::Full
             {
                 waited = true;
                 break;
@@ -95,7 +96,8 @@ fn beside_dead_ones(from: usize, dead: [usize; 2], open: usize) -> (u64, usize) 
     for _ in 0..2_000 {
         world.clock.fetch_add(1_000_000, Ordering::Relaxed);
         for _ in 0..2 {
-            if world.queues[from].send_checked(Offload::default(), &frames[next], &[]) == Sent::Full
+            if world.queues[from].send_checked(Offload::default(), &frames[next], &[])
+                == SendOutcome::Full
             {
                 stopped += 1;
                 break;

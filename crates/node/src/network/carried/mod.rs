@@ -102,7 +102,7 @@ pub(super) enum Over {
 
 /// Messages that other threads have for the peer.
 #[derive(Debug)]
-pub(super) struct Outbox<M> {
+pub(super) struct MessageQueue<M> {
     waiting: Mutex<Waiting<M>>,
     event: Event,
 }
@@ -113,10 +113,10 @@ struct Waiting<M> {
     ended: bool,
 }
 
-impl<M> Outbox<M> {
-    pub fn new() -> std::io::Result<Outbox<M>> {
+impl<M> MessageQueue<M> {
+    pub fn new() -> std::io::Result<MessageQueue<M>> {
         let waiting = Waiting { messages: VecDeque::new(), ended: false };
-        Ok(Outbox { waiting: Mutex::new(waiting), event: Event::new()? })
+        Ok(MessageQueue { waiting: Mutex::new(waiting), event: Event::new()? })
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting<M>> {

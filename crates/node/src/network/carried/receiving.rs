@@ -11,14 +11,14 @@ use rackbus_memory::{Carrier, FrameSender};
 use super::super::Shared;
 use super::super::messages::{ReceiverMessage, SenderMessage, decode};
 use super::super::peers::AskingNode;
-use super::{Head, Idle, Outbox, Over, WINDOW, Wire, cost, kind};
+use super::{Head, Idle, MessageQueue, Over, WINDOW, Wire, cost, kind};
 
 /// A node that sends to this host's rings.
 pub(in super::super) struct ReceivingEnd {
     shared: Arc<Shared>,
     asker: Arc<AskingNode>,
     pub(super) wire: Wire,
-    outbox: Arc<Outbox<ReceiverMessage>>,
+    outbox: Arc<MessageQueue<ReceiverMessage>>,
     pub(super) rings: BTreeMap<u64, ReceivingRing>,
 }
 
@@ -41,7 +41,7 @@ impl ReceivingEnd {
         shared: &Arc<Shared>,
         asker: Arc<AskingNode>,
         carrier: Box<dyn Carrier>,
-        outbox: Arc<Outbox<ReceiverMessage>>,
+        outbox: Arc<MessageQueue<ReceiverMessage>>,
         now: Instant,
     ) -> ReceivingEnd {
         let (shared, wire) = (shared.clone(), Wire::new(carrier, now));

@@ -11,7 +11,7 @@ use rackbus_net::{News, PortQueueId};
 use super::super::Shared;
 use super::super::messages::{ReceiverMessage, SenderMessage, decode};
 use super::super::rings::ring_of_this_machine;
-use super::{Head, Idle, Outbox, Over, WINDOW, Wire, cost, kind};
+use super::{Head, Idle, MessageQueue, Over, WINDOW, Wire, cost, kind};
 
 /// Frames of a ring that are taken in its turn.
 const TURN: usize = 16;
@@ -21,7 +21,7 @@ pub(in super::super) struct SendingEnd {
     shared: Arc<Shared>,
     host: String,
     pub(super) wire: Wire,
-    outbox: Arc<Outbox<SenderMessage>>,
+    outbox: Arc<MessageQueue<SenderMessage>>,
     pub(super) rings: Vec<SendingRing>,
     /// The ring that is first in the next turn.
     first: usize,
@@ -48,7 +48,7 @@ impl SendingEnd {
         shared: &Arc<Shared>,
         host: &str,
         carrier: Box<dyn Carrier>,
-        outbox: Arc<Outbox<SenderMessage>>,
+        outbox: Arc<MessageQueue<SenderMessage>>,
         now: Instant,
     ) -> SendingEnd {
         let (shared, host) = (shared.clone(), host.to_owned());

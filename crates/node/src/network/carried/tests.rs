@@ -111,7 +111,7 @@ fn network() -> NetworkService {
 
 fn receiving(network: &NetworkService) -> (Played, ReceivingEnd) {
     let played = Played::new();
-    let outbox = Arc::new(Outbox::new().unwrap());
+    let outbox = Arc::new(MessageQueue::new().unwrap());
     let asker = Arc::new(AskingNode::on_another_machine("beta".to_owned(), outbox.clone()));
     network.0.meet(&asker);
     let end =
@@ -228,7 +228,7 @@ fn a_receiver_that_gives_back_what_it_has_not_is_disconnected() {
     let station = |name: &str| network.0.stations.named(name).unwrap().0;
     let (from, to) = (PortQueueId { station: station(FUNCTION), number: 0 }, station("beta"));
     let sending = || {
-        let (played, outbox) = (Played::new(), Arc::new(Outbox::new().unwrap()));
+        let (played, outbox) = (Played::new(), Arc::new(MessageQueue::new().unwrap()));
         let carrier = Box::new(played.clone());
         let mut end = SendingEnd::new(&network.0, "beta", carrier, outbox, Instant::now());
         let ring = end.open(3, (from, to)).unwrap();

@@ -16,9 +16,9 @@ use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
 
-use super::super::outbox::Outbox;
+use super::super::outbox::LetterQueue;
 use super::pair::{CommonMemory, collect};
-use super::{Closing, ConnectionKey, End, Far, FarConversation, State};
+use super::{Closing, ConnectionKey, End, Far, FarConversation, FarState};
 
 /// Between two looks while something was stored lately.
 const BUSY: Duration = Duration::from_micros(50);
@@ -68,7 +68,7 @@ pub(super) fn keep_the_same(far: &Weak<Far>) {
 impl Far {
     /// Waits until there is something to look at, at most for so long.
     fn rest(&self, pause: Duration) {
-        let resting = |it: &mut State| !it.now;
+        let resting = |it: &mut FarState| !it.now;
         let waited = self.kick.wait_timeout_while(self.lock(), pause, resting);
         waited.unwrap_or_else(PoisonError::into_inner).0.now = false;
     }
@@ -78,7 +78,7 @@ impl Far {
     fn wait_until(
         &self,
         way: FarConversation,
-        with: Option<&Arc<Outbox>>,
+        with: Option<&Arc<LetterQueue>>,
         until: impl Fn() -> bool,
     ) -> bool {
         let Some(with) = with else { return until() };
@@ -142,7 +142,7 @@ impl Far {
     fn send(
         &self,
         batches: &[(ConnectionKey, Batch)],
-        with: &BTreeMap<FarConversation, Arc<Outbox>>,
+        with: &BTreeMap<FarConversation, Arc<LetterQueue>>,
         effects: RwLockReadGuard<'_, ()>,
     ) {
         let of = |way| -> Vec<&(ConnectionKey, Batch)> {
@@ -193,7 +193,7 @@ impl Far {
     /// Sends batches over one conversation: the last of them makes all take effect, unless it is held as well.
     fn send_over(
         &self,
-        (batches, to): (&[&(ConnectionKey, Batch)], Option<&Arc<Outbox>>),
+        (batches, to): (&[&(ConnectionKey, Batch)], Option<&Arc<LetterQueue>>),
         held: bool,
     ) {
         let Some(to) = to else { return };
@@ -248,7 +248,7 @@ impl Far {
     }
 }
 
-impl State {
+impl FarState {
     /// Says what was to be said when all that was stored before was sent: those up to number `last`, without what waits
     /// for `all` to have taken effect, where it has not; and up to the end of memory that is to be told first, behind an
     /// answer that was said now.

@@ -6,7 +6,7 @@ use rackbus_segment::Handle;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::hiding::ConnectionRange;
-use super::super::outbox::Outbox;
+use super::super::outbox::LetterQueue;
 use super::bells::BellReceiver;
 use super::{Applied, CommonMemory, ConnectionKey, End, Far, FarConversation, pair};
 
@@ -23,7 +23,7 @@ impl Far {
     /// What is wrong with it; the conversation ends.
     pub fn hear(
         &self,
-        (way, outbox): (FarConversation, &Arc<Outbox>),
+        (way, outbox): (FarConversation, &Arc<LetterQueue>),
         carried: CarriedMessage<'_>,
     ) -> Result<(), String> {
         if !self.lock().is_with(way, outbox) {
@@ -93,7 +93,7 @@ impl Far {
     /// A part of a batch came: with the last of it, it takes effect, or is held for others.
     fn hear_stores(
         &self,
-        (way, outbox): (FarConversation, &Arc<Outbox>),
+        (way, outbox): (FarConversation, &Arc<LetterQueue>),
         stores: CarriedMessage<'_>,
     ) -> Result<(), String> {
         let CarriedMessage::Stores { connection, batch, last, held, runs, data } = stores else {
@@ -127,7 +127,7 @@ impl Far {
     /// A batch took effect at the other side; `alone` where that is the home, and tells it to no further machine.
     fn hear_applied(
         &self,
-        (way, outbox): (FarConversation, &Arc<Outbox>),
+        (way, outbox): (FarConversation, &Arc<LetterQueue>),
         connection: Handle,
         batch: u64,
         alone: bool,
@@ -143,7 +143,7 @@ impl Far {
     }
 
     /// All that came and is staged takes effect, and its senders are told.
-    fn take_effect(&self, (way, outbox): (FarConversation, &Arc<Outbox>)) {
+    fn take_effect(&self, (way, outbox): (FarConversation, &Arc<LetterQueue>)) {
         let staged = {
             let mut state = self.lock();
             if !state.is_with(way, outbox) {

@@ -30,13 +30,13 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
 pub use pair::CommonMemory;
-pub use passing::Passing;
+pub use passing::FlushTargets;
 use passing::PassingOn;
 pub use senders::SenderSlots;
 
 use super::hiding::ConnectionRange;
 use super::objects::{Object, ObjectKind};
-use super::outbox::{Letter, MOST, Outbox};
+use super::outbox::{Letter, LetterQueue, MOST};
 use crate::sequencer::essential_thread;
 
 /// How long a peer may take to apply what is to take effect before something else is said.
@@ -112,9 +112,9 @@ pub struct Far {
     effects: EffectsLock,
     host: FarHost,
     /// All that this host has in common with others, to pass flushes on.
-    passing: Arc<Passing>,
+    passing: Arc<FlushTargets>,
     limit: Duration,
-    state: Mutex<State>,
+    state: Mutex<FarState>,
     /// Signalled when there is something to look at or to go on with.
     kick: Condvar,
     /// Signalled when all that was asked for has taken effect.
@@ -122,8 +122,8 @@ pub struct Far {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    ways: BTreeMap<FarConversation, Arc<Outbox>>,
+struct FarState {
+    ways: BTreeMap<FarConversation, Arc<LetterQueue>>,
     ends: BTreeMap<ConnectionKey, End>,
     /// What is said when all that was stored before was sent, of a connection that ends; and what comes after it.
     closing: VecDeque<Closing>,
@@ -196,7 +196,7 @@ pub fn is_whole(given: &[StandIn]) -> bool {
     matches!(given, [Memory { .. }] | [Doorbell, Event] | [Doorbell, Event, Ring])
 }
 
-impl State {
+impl FarState {
     fn send(&self, way: FarConversation, carried: &CarriedMessage<'_>) {
         if let Some(outbox) = self.ways.get(&way) {
             outbox.send(letter(carried));
@@ -204,7 +204,7 @@ impl State {
     }
 
     /// Whether this is the conversation that there is, and none before it.
-    fn is_with(&self, way: FarConversation, outbox: &Arc<Outbox>) -> bool {
+    fn is_with(&self, way: FarConversation, outbox: &Arc<LetterQueue>) -> bool {
         self.ways.get(&way).is_some_and(|it| Arc::ptr_eq(it, outbox))
     }
 
@@ -259,7 +259,7 @@ impl Far {
     pub fn new(
         effects: EffectsLock,
         limit: Duration,
-        passing: Arc<Passing>,
+        passing: Arc<FlushTargets>,
         host: FarHost,
     ) -> std::io::Result<Arc<Far>> {
         let (kick, flushed, state) = (Condvar::new(), Condvar::new(), Mutex::default());
@@ -270,12 +270,12 @@ impl Far {
         Ok(far)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FarState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A conversation has begun.
-    pub fn begin(&self, way: FarConversation, outbox: Arc<Outbox>) {
+    pub fn begin(&self, way: FarConversation, outbox: Arc<LetterQueue>) {
         let mut state = self.lock();
         if way == FarConversation::ToConnector {
             state.passing_on = PassingOn::default();
@@ -472,7 +472,7 @@ impl Far {
 
     /// Waits for a flush until it is as far as `is_so` says; whether it is in time.
     fn has_flushed(&self, flush: u64, until: Instant, is_so: FlushStage) -> bool {
-        let waiting = |it: &mut State| !is_so(&it.flushes, flush) && !it.ways.is_empty();
+        let waiting = |it: &mut FarState| !is_so(&it.flushes, flush) && !it.ways.is_empty();
         let limit = until.saturating_duration_since(Instant::now());
         let waited = self.flushed.wait_timeout_while(self.lock(), limit, waiting);
         is_so(&waited.unwrap_or_else(PoisonError::into_inner).0.flushes, flush)

@@ -34,7 +34,7 @@ const WORD: usize = 8;
 /// One end of memory that two machines have in common.
 #[derive(Debug)]
 pub struct CommonMemory {
-    state: Mutex<State>,
+    state: Mutex<PairState>,
     /// Apart from the state, which is locked for as long as all of the memory is read: a lookup of whose memory it is
     /// does not wait until that has ended.
     object: Mutex<Arc<Object>>,
@@ -44,7 +44,7 @@ pub struct CommonMemory {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct PairState {
     window: ConnectionWindow,
     /// What is staged was to take effect meanwhile.
     overdue: bool,
@@ -55,7 +55,7 @@ pub(super) struct State {
 /// Pages that differ from what the other side has.
 type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 
-impl State {
+impl PairState {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
     fn differing(&self, object: &Object, pages: &mut Pages) -> bool {
         let (mut differs, mut next) = (false, 0);
@@ -115,7 +115,10 @@ impl State {
 /// Stores what is staged of all `pairs`, whose `states` these are, or of none while memory of one of them is being moved:
 /// the numbers of their batches. What is long comes first, so that what is most likely a flag comes last, for whoever could
 /// not be kept from the memory meanwhile.
-fn apply(pairs: &[Arc<CommonMemory>], states: &mut [MutexGuard<'_, State>]) -> Vec<Option<u64>> {
+fn apply(
+    pairs: &[Arc<CommonMemory>],
+    states: &mut [MutexGuard<'_, PairState>],
+) -> Vec<Option<u64>> {
     if pairs.iter().any(|pair| pair.is_paused()) {
         states.iter_mut().for_each(|state| state.overdue = true);
         return states.iter().map(|_| None).collect();
@@ -133,7 +136,7 @@ fn apply(pairs: &[Arc<CommonMemory>], states: &mut [MutexGuard<'_, State>]) -> V
     taken.into_iter().map(|one| Some(one?.0)).collect()
 }
 
-fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, State>> {
+fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, PairState>> {
     pairs.iter().map(|pair| pair.lock()).collect()
 }
 
@@ -194,11 +197,11 @@ impl CommonMemory {
     ) -> Arc<CommonMemory> {
         let (window, due) =
             (ConnectionWindow::new(side, size, write), side == ConnectionSide::Home);
-        let state = Mutex::new(State { window, overdue: false, due });
+        let state = Mutex::new(PairState { window, overdue: false, due });
         Arc::new(CommonMemory { state, object: Mutex::new(object), paused: AtomicBool::new(false) })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PairState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,15 +7,15 @@ use rackbus_segment::flushing::FlushLedger;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::objects::Object;
-use super::super::outbox::Outbox;
-use super::{CommonMemory, End, Far, FarConversation, State, flush_each};
+use super::super::outbox::LetterQueue;
+use super::{CommonMemory, End, Far, FarConversation, FarState, flush_each};
 use crate::sequencer::essential_thread;
 
 /// All other hosts that this one has memory in common with.
 #[derive(Debug, Default)]
-pub struct Passing(Mutex<Vec<Weak<Far>>>);
+pub struct FlushTargets(Mutex<Vec<Weak<Far>>>);
 
-impl Passing {
+impl FlushTargets {
     /// Has flushes passed on to this host as well, and forgets those that are gone.
     pub fn add(&self, far: &Arc<Far>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +47,7 @@ impl Leading {
     }
 
     /// Counts those that a host has.
-    fn count(&mut self, of: &State) {
+    fn count(&mut self, of: &FarState) {
         for end in of.ends.values() {
             if let End::Memory(pair) = end
                 && let Some((_, count)) = self.0.get_mut(&Arc::as_ptr(&pair.object()))
@@ -95,7 +95,7 @@ impl Far {
     pub(super) fn pass_on(
         &self,
         way: FarConversation,
-        outbox: &Arc<Outbox>,
+        outbox: &Arc<LetterQueue>,
         number: u64,
     ) -> Result<(), String> {
         let mut state = self.lock();
@@ -118,7 +118,7 @@ impl Far {
 
     /// Flushes to all machines that have memory which the other side is connected to, and says so when they have it, or
     /// have it no more: to further ones, and to the other side itself where that has several connections.
-    fn flush_others(&self, outbox: &Arc<Outbox>, number: u64) {
+    fn flush_others(&self, outbox: &Arc<LetterQueue>, number: u64) {
         let way = FarConversation::ToConnector;
         let others = || -> Vec<Arc<Far>> {
             let all = self.lock().memories();

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 use rackbus_memory::{Access, MemoryHandle};
-use rackbus_spec::vfio_user::{Header, VERSION, Version};
+use rackbus_spec::vfio_user::{MessageHeader, VERSION, Version};
 
 use super::*;
 use crate::endpoint::{FunctionRegion, IrqChange};
@@ -177,7 +177,7 @@ fn malformed_answers_are_errors_or_ignored() {
 
 /// Answers what was asked with an error.
 fn refuse(client: &UnixStream, message: &WireMessage, errno: Errno) {
-    let Header { message_id, command, .. } = message.header;
+    let MessageHeader { message_id, command, .. } = message.header;
     let flags = (Flags::REPLY | Flags::ERROR).bits();
     let errno = errno.raw_os_error().unsigned_abs();
     let refusal = header(message_id, command, flags, errno, 0);

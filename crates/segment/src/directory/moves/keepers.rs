@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::directory::Guest;
+use crate::directory::GuestConnection;
 use crate::message::{Handle, NodeId, SegmentAccess, SegmentId, SessionId};
 
 /// Who keeps memory that is being moved.
@@ -11,7 +11,7 @@ pub(in crate::directory) enum Keeper {
     /// A session of this host, and what it calls the memory.
     Session(SessionId, Handle),
     /// A connection of somebody else's to the memory.
-    Guest(Guest),
+    Guest(GuestConnection),
 }
 
 /// What is being moved.
@@ -30,7 +30,7 @@ pub(in crate::directory) enum MovedMemory {
 pub(in crate::directory) struct RevokedHolders {
     pub kept: MovedMemory,
     /// Those who are connected.
-    pub guests: Vec<Guest>,
+    pub guests: Vec<GuestConnection>,
     /// Whether there are others, who were before and may keep a mapping.
     pub lingers: bool,
 }

@@ -7,7 +7,7 @@ use rackbus_pci::MediumAccess;
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_seeds::stored::StoredStates;
 use rackbus_spec::virtio::net::feature;
-use rackbus_spec::virtio::ring::{Descriptor, flags};
+use rackbus_spec::virtio::ring::{SplitDescriptor, flags};
 use rackbus_spec::virtio::{common as reg, feature as common, status};
 
 use super::super::super::saved::VERSION;
@@ -113,7 +113,7 @@ impl Driver {
         for (address, length, flags) in buffers {
             let number = self.given[queue] % 8;
             let (address, next) = (IOVA + address, number + 1);
-            let descriptor = Descriptor { address, length: *length, flags: *flags, next };
+            let descriptor = SplitDescriptor { address, length: *length, flags: *flags, next };
             whole.write_obj(at + 16 * usize::from(number), &descriptor);
             whole.store_u16(at + 0x1004 + 2 * usize::from(number), number, Ordering::Relaxed);
             self.given[queue] += 1;
@@ -159,7 +159,7 @@ impl Driver {
         let at = DATA as usize + 0x4000;
         self.frame(at, (self.peer.mac(), to), number);
         let frame = self.memory.whole().part(at, FRAME).unwrap();
-        assert_eq!(self.peer.send(Offload::default(), &[frame]), Sent::Done);
+        assert_eq!(self.peer.send(Offload::default(), &[frame]), SendOutcome::Done);
     }
 
     fn frame(&self, at: usize, (from, to): (MacAddress, MacAddress), number: u32) {

@@ -63,7 +63,7 @@ pub struct Reverted {
     pub blocks: usize,
 }
 
-pub struct State {
+pub struct DiskState {
     random: Random,
     pub character: Character,
     pub now_ns: u64,
@@ -88,7 +88,7 @@ pub struct State {
     dead: bool,
 }
 
-impl State {
+impl DiskState {
     fn range(offset: usize, length: usize) -> std::ops::Range<usize> {
         offset.min(BYTES)..(offset + length).min(BYTES)
     }
@@ -171,7 +171,7 @@ impl State {
             moved += count;
         }
         if access == FileAccess::Write {
-            self.touch(State::range(offset, moved));
+            self.touch(DiskState::range(offset, moved));
         }
         moved
     }
@@ -228,7 +228,7 @@ impl State {
                 if self.fault(3) {
                     return errno(Errno::IO);
                 }
-                let range = State::range(offset, length);
+                let range = DiskState::range(offset, length);
                 self.cache[range.clone()].fill(0);
                 self.touch(range);
                 0
@@ -307,11 +307,11 @@ impl State {
 
 /// The file as one process has it open.
 #[derive(Clone)]
-pub struct Disk(Arc<Mutex<State>>);
+pub struct Disk(Arc<Mutex<DiskState>>);
 
 impl Disk {
     pub fn new(random: Random, character: Character) -> Disk {
-        Disk(Arc::new(Mutex::new(State {
+        Disk(Arc::new(Mutex::new(DiskState {
             random,
             character,
             now_ns: 1,
@@ -331,7 +331,7 @@ impl Disk {
         })))
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().expect("no test panics while it holds the disk")
     }
 }

@@ -67,7 +67,7 @@ impl World {
         self.give_up();
         // Another drive takes its place before it releases what it has in flight.
         let ram = self.host.ram.clone();
-        self.host = Host::with_endpoint(World::nothing()?, ram.clone());
+        self.host = TestHost::with_endpoint(World::nothing()?, ram.clone());
         self.disk.state().revive();
         self.take_reverted()?;
         if power {
@@ -77,7 +77,7 @@ impl World {
                 self.promises.survived(block, version, at)?;
             }
         }
-        self.host = Host::with_endpoint(World::drive(&self.disk, self.policy)?, ram);
+        self.host = TestHost::with_endpoint(World::drive(&self.disk, self.policy)?, ram);
         self.take_reverted()?;
         self.set_up()
     }

@@ -8,9 +8,9 @@ use rackbus_spec::nvme::features::VOLATILE_WRITE_CACHE;
 use rackbus_spec::nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status};
 use zerocopy::IntoBytes as _;
 
-use super::super::{ENTRIES, Host, RAM, admin, transfer};
+use super::super::{ENTRIES, RAM, TestHost, admin, transfer};
 use super::disk::{BLOCK, BLOCKS};
-use super::model::{Promises, Version};
+use super::model::{Promises, WriteNumber};
 
 /// Bytes of the guest's memory.
 pub const RAM_BYTES: u64 = 432 << 10;
@@ -57,7 +57,7 @@ enum Kind {
     Deallocate {
         ranges: usize,
     },
-    Compare(Version),
+    Compare(WriteNumber),
     Flush,
     /// Set Features: the volatile write cache.
     Cache {
@@ -80,8 +80,8 @@ impl Kind {
     }
 
     /// What its buffer holds beforehand.
-    fn fill(self, version: Version, blocks: &Range<usize>) -> Vec<u8> {
-        let all = |version: Version| version.to_le_bytes().repeat(blocks.len() * BLOCK / 8);
+    fn fill(self, version: WriteNumber, blocks: &Range<usize>) -> Vec<u8> {
+        let all = |version: WriteNumber| version.to_le_bytes().repeat(blocks.len() * BLOCK / 8);
         match self {
             Kind::Write { .. } => all(version),
             Kind::Compare(version) => all(version),
@@ -116,7 +116,7 @@ struct Command {
     late: bool,
 }
 
-pub struct Guest {
+pub struct SimulatedGuest {
     random: Random,
     pub queues: u16,
     pub shadowed: bool,
@@ -125,11 +125,11 @@ pub struct Guest {
     /// Whether what is written may rest in a volatile cache.
     cache: bool,
     outstanding: Vec<Command>,
-    next_version: Version,
+    next_version: WriteNumber,
 }
 
 /// The content of a block: the same number all over.
-pub fn version_of(block: &[u8]) -> Result<Version, String> {
+pub fn version_of(block: &[u8]) -> Result<WriteNumber, String> {
     let words = block.as_chunks::<8>().0;
     let first = words[0];
     match words.iter().all(|word| *word == first) {
@@ -138,11 +138,19 @@ pub fn version_of(block: &[u8]) -> Result<Version, String> {
     }
 }
 
-impl Guest {
-    pub fn new(random: Random) -> Guest {
+impl SimulatedGuest {
+    pub fn new(random: Random) -> SimulatedGuest {
         let outstanding = Vec::new();
         let (queues, shadowed, greedy) = (1, false, false);
-        Guest { random, queues, shadowed, greedy, cache: true, outstanding, next_version: 1 }
+        SimulatedGuest {
+            random,
+            queues,
+            shadowed,
+            greedy,
+            cache: true,
+            outstanding,
+            next_version: 1,
+        }
     }
 
     /// Another driver, or the same one after a reset.
@@ -173,7 +181,7 @@ impl Guest {
     }
 
     /// Turns the write cache on or off; `None` while an earlier command that does is not completed.
-    pub fn submit_cache(&mut self, host: &mut Host, begun: Moment) -> Option<String> {
+    pub fn submit_cache(&mut self, host: &mut TestHost, begun: Moment) -> Option<String> {
         if self.outstanding.iter().any(|command| command.qid == 0) {
             return None;
         }
@@ -189,7 +197,7 @@ impl Guest {
     /// Puts a command into queue `qid`; `None` when it is full.
     pub fn submit(
         &mut self,
-        host: &mut Host,
+        host: &mut TestHost,
         promises: &mut Promises,
         qid: u16,
         begun: Moment,
@@ -268,7 +276,7 @@ impl Guest {
     /// A command of queue `qid` completed.
     pub fn completed(
         &mut self,
-        host: &Host,
+        host: &TestHost,
         promises: &mut Promises,
         qid: u16,
         cqe: Cqe,
@@ -329,7 +337,7 @@ impl Guest {
 
     fn check_data(
         &self,
-        host: &Host,
+        host: &TestHost,
         promises: &mut Promises,
         command: &Command,
         durable: bool,

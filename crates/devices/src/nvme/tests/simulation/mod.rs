@@ -30,7 +30,7 @@ use std::fmt::Write as _;
 use rackbus_memory::AdaptiveSpin;
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::Clock;
-use rackbus_pci::pace::{Next, Pace};
+use rackbus_pci::pace::{NextStep, Pace};
 use rackbus_seeds::{Random, Simulation};
 
 use super::super::arbitration::tests::FirstComesFirst;
@@ -40,7 +40,7 @@ use super::super::backing::parts::FileBacking;
 use super::*;
 use crate::nvme::BackingConfig;
 use disk::{BLOCK, BLOCKS, Character, Disk};
-use guest::Guest;
+use guest::SimulatedGuest;
 use model::Promises;
 use old::FlushMistake;
 use succession::Mistake;
@@ -90,10 +90,10 @@ struct World {
     random: Random,
     policy: Policy,
     disk: Disk,
-    host: Host,
+    host: TestHost,
     pace: Pace,
     engine: Engine,
-    guest: Guest,
+    guest: SimulatedGuest,
     promises: Promises,
     /// Position in the order of events.
     at: u64,
@@ -124,9 +124,9 @@ impl World {
             _ => character,
         };
         let disk = Disk::new(random.fork(), character);
-        let host = Host::with_endpoint(World::drive(&disk, policy)?, ram.clone());
+        let host = TestHost::with_endpoint(World::drive(&disk, policy)?, ram.clone());
         let pace = Pace::new(AdaptiveSpin::default(), disk.state().now_ns);
-        let guest = Guest::new(random.fork());
+        let guest = SimulatedGuest::new(random.fork());
         let mut world = World {
             random,
             policy,
@@ -235,9 +235,9 @@ impl World {
         // A spin takes as long as it takes, and a yield as long as others like.
         clock.state().now_ns += 200;
         match self.pace.after(work, || clock.state().now_ns) {
-            Next::Poll | Next::Move | Next::Check => {}
-            Next::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
-            Next::Sleep(until) => {
+            NextStep::Poll | NextStep::Move | NextStep::Check => {}
+            NextStep::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
+            NextStep::Sleep(until) => {
                 if self.host.endpoint.park() {
                     self.log(format_args!("the engine sleeps until {until:?}"));
                     self.engine = Engine::Asleep(until);

@@ -4,11 +4,11 @@
 use super::disk::BLOCKS;
 
 /// A content: the number of the write that made it; 0 for zeroes.
-pub type Version = u64;
+pub type WriteNumber = u64;
 
 #[derive(Debug, Clone)]
 struct Write {
-    version: Version,
+    version: WriteNumber,
     begun: u64,
     /// `None` while it may still happen.
     ended: Option<u64>,
@@ -26,7 +26,7 @@ pub struct Promises {
 
 impl Write {
     /// Content that is there for certain from `at` on, and can be lost no more.
-    fn settled(version: Version, at: u64) -> Write {
+    fn settled(version: WriteNumber, at: u64) -> Write {
         let (begun, ended) = (at, Some(at));
         Write { version, begun, ended, succeeded: true, durable: true, gone: None }
     }
@@ -43,7 +43,7 @@ impl Promises {
     }
 
     /// A write of `version` to `block` was submitted.
-    pub fn begun(&mut self, block: usize, version: Version, at: u64) {
+    pub fn begun(&mut self, block: usize, version: WriteNumber, at: u64) {
         let (ended, succeeded, durable) = (None, false, false);
         let begun = at;
         self.blocks[block].push(Write { version, begun, ended, succeeded, durable, gone: None });
@@ -78,7 +78,7 @@ impl Promises {
     }
 
     /// Whether a read of `block` between `begun` and `ended` may give something else than `version`.
-    pub fn may_differ(&self, block: usize, version: Version, begun: u64, ended: u64) -> bool {
+    pub fn may_differ(&self, block: usize, version: WriteNumber, begun: u64, ended: u64) -> bool {
         self.readable(block, begun, ended).any(|write| write.version != version)
     }
 
@@ -86,7 +86,7 @@ impl Promises {
     pub fn read(
         &mut self,
         block: usize,
-        version: Version,
+        version: WriteNumber,
         begun: u64,
         ended: u64,
     ) -> Result<(), String> {
@@ -105,7 +105,7 @@ impl Promises {
 
     /// A read with FUA between `begun` and `ended` gave `version`: it was made durable first (NVM Express base 1.4,
     /// section 6.9).
-    pub fn read_durably(&mut self, block: usize, version: Version, begun: u64, ended: u64) {
+    pub fn read_durably(&mut self, block: usize, version: WriteNumber, begun: u64, ended: u64) {
         let given = self.readable(block, begun, ended).filter(|write| write.version == version);
         // Several writes may have given the same content; then it is not known which one was read.
         let [write] = given.map(|write| write.begun).collect::<Vec<_>>()[..] else { return };
@@ -115,7 +115,7 @@ impl Promises {
     }
 
     /// Whether `version` may be what is left of `block` after a loss of power.
-    fn may_survive(&self, block: usize, version: Version) -> Result<(), String> {
+    fn may_survive(&self, block: usize, version: WriteNumber) -> Result<(), String> {
         let writes = &self.blocks[block];
         let allowed = writes.iter().any(|write| {
             write.version == version
@@ -130,14 +130,14 @@ impl Promises {
     }
 
     /// The power was lost at `at` and `block` has `version`.
-    pub fn survived(&mut self, block: usize, version: Version, at: u64) -> Result<(), String> {
+    pub fn survived(&mut self, block: usize, version: WriteNumber, at: u64) -> Result<(), String> {
         self.may_survive(block, version)?;
         self.blocks[block] = vec![Write::settled(version, at)];
         Ok(())
     }
 
     /// The system could not write `block` back and forgot it: it has `version` again.
-    pub fn reverted(&mut self, block: usize, version: Version, at: u64) -> Result<(), String> {
+    pub fn reverted(&mut self, block: usize, version: WriteNumber, at: u64) -> Result<(), String> {
         self.may_survive(block, version)?;
         for write in self.blocks[block].iter_mut().filter(|write| write.ended.is_some()) {
             write.gone = Some(write.gone.map_or(at, |gone| gone.min(at)));

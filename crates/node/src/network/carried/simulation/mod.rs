@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 use rackbus_fabric::rack::Rack;
 use rackbus_link::shm::ShmLink;
 use rackbus_memory::SharedMemory;
-use rackbus_net::{Cause, MacAddress, NetworkPort, Offload, PortOptions, PortSource, Sent};
+use rackbus_net::{Cause, MacAddress, NetworkPort, Offload, PortOptions, PortSource, SendOutcome};
 use rackbus_seeds::{Random, Simulation};
 
 use super::super::NetworkService;
 use super::super::peers::AskingNode;
 use super::super::requests::AskedRings;
-use super::{GATHERED, HEAD, MAX_FRAME, Outbox, Over, ReceivingEnd, SendingEnd, WINDOW};
-use pipe::{Pipe, Side, woken};
+use super::{GATHERED, HEAD, MAX_FRAME, MessageQueue, Over, ReceivingEnd, SendingEnd, WINDOW};
+use pipe::{Pipe, PipeEnd, woken};
 
 const HOSTS: [&str; 2] = ["alpha", "beta"];
 /// Functions of each host.
@@ -47,7 +47,7 @@ const NUMBERS: usize = 14;
 /// An end of a connection, with whether it sleeps, and since when.
 struct Run<E> {
     end: E,
-    side: Side,
+    side: PipeEnd,
     asleep: Option<u64>,
 }
 
@@ -206,13 +206,13 @@ impl<'p> World<'p> {
             whole.write_obj(NUMBERS, &flow.next);
             whole.write_obj(NUMBERS + 8, &(length as u32));
             match port.send(Offload::default(), &[whole.part(0, length).unwrap()]) {
-                Sent::Done => {
+                SendOutcome::Done => {
                     flow.next += 1;
                     flow.accepted += 1;
                     taken += 1;
                 }
-                Sent::Full => break,
-                Sent::Dropped(cause) => {
+                SendOutcome::Full => break,
+                SendOutcome::Dropped(cause) => {
                     flow.refused += u64::from(cause == Cause::Down);
                     break;
                 }
@@ -283,7 +283,7 @@ impl<'p> World<'p> {
             }))
         };
         let (there, back) = (pipe(&mut self.random), pipe(&mut self.random));
-        let side = |to: &Arc<Mutex<Pipe>>, from: &Arc<Mutex<Pipe>>| Side {
+        let side = |to: &Arc<Mutex<Pipe>>, from: &Arc<Mutex<Pipe>>| PipeEnd {
             to: to.clone(),
             from: from.clone(),
             clock: self.clock.clone(),
@@ -291,12 +291,12 @@ impl<'p> World<'p> {
         };
         let now = self.instant();
         let (near, far) = (side(&there, &back), side(&back, &there));
-        let outbox = Arc::new(Outbox::new().unwrap());
+        let outbox = Arc::new(MessageQueue::new().unwrap());
         shared.begin_with_machine(HOSTS[1 - host], &outbox);
         let end = SendingEnd::new(&shared, HOSTS[1 - host], Box::new(near.clone()), outbox, now);
         self.hosts[host].sending = Some(Run { end, side: near, asleep: None });
         let other = &mut self.hosts[1 - host];
-        let outbox = Arc::new(Outbox::new().unwrap());
+        let outbox = Arc::new(MessageQueue::new().unwrap());
         let from = HOSTS[host].to_owned();
         let asker = Arc::new(AskingNode::on_another_machine(from, outbox.clone()));
         other.network.0.meet(&asker);

@@ -28,7 +28,7 @@ pub(super) struct Pipe {
 
 /// A side of a connection: what it sends into, and what it receives from.
 #[derive(Debug, Clone)]
-pub(super) struct Side {
+pub(super) struct PipeEnd {
     pub to: Arc<Mutex<Pipe>>,
     pub from: Arc<Mutex<Pipe>>,
     pub clock: Arc<AtomicU64>,
@@ -36,7 +36,7 @@ pub(super) struct Side {
     pub socket: Arc<UnixStream>,
 }
 
-impl Side {
+impl PipeEnd {
     /// Whether an end that sleeps is woken by it.
     pub fn is_ready(&self, held: bool) -> bool {
         let (from, to) = (self.from.lock().unwrap(), self.to.lock().unwrap());
@@ -46,7 +46,7 @@ impl Side {
     }
 }
 
-impl Carrier for Side {
+impl Carrier for PipeEnd {
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         let mut to = self.to.lock().unwrap();
         if to.broken {
@@ -104,7 +104,7 @@ impl Carrier for Side {
 pub(super) fn woken(
     asleep: Option<u64>,
     now: u64,
-    side: &Side,
+    side: &PipeEnd,
     held: bool,
     fds: &[BorrowedFd<'_>],
 ) -> bool {

@@ -23,13 +23,13 @@ const COMES_NOT: Duration = Duration::from_millis(100);
 /// The other side of one conversation.
 struct Peer {
     packets: Packets,
-    outbox: Arc<Outbox>,
+    outbox: Arc<LetterQueue>,
 }
 
 impl Peer {
     fn new() -> Peer {
         let (ours, packets) = Packets::pair().unwrap();
-        Peer { packets, outbox: Outbox::new(Arc::new(ours)) }
+        Peer { packets, outbox: LetterQueue::new(Arc::new(ours)) }
     }
 
     fn receive(&self, limit: Duration) -> Option<CarriedMessage<'static>> {
@@ -71,7 +71,7 @@ impl Side {
         Side::of(limit, &Arc::default())
     }
 
-    fn of(limit: Duration, passing: &Arc<Passing>) -> Side {
+    fn of(limit: Duration, passing: &Arc<FlushTargets>) -> Side {
         let complete: Arc<Mutex<Vec<Handle>>> = Arc::default();
         let heard = complete.clone();
         let complete_by = move |connection| heard.lock().unwrap().push(connection);
