@@ -46,6 +46,8 @@ pub struct LenderConversation {
     client: Arc<Client>,
     /// The lender is lost, or the borrower detached.
     gone: Arc<AtomicBool>,
+    /// The borrower detached, while the lender was there.
+    ended_here: Arc<AtomicBool>,
     /// Registers that the user has as memory, by the BAR: what a lender that is lost cannot retire itself.
     registers: Arc<Mutex<BTreeMap<u8, PolledRegisters>>>,
     refused: Arc<RefusedRequests>,
@@ -67,6 +69,10 @@ impl LenderConversation {
 
     /// Lets the lender go. The device answers as an absent one from now on.
     pub fn end(&self) {
+        // What was lost before is lost anyway: a user may release a function because it fails.
+        if !self.client.is_closed() {
+            self.ended_here.store(true, Ordering::Release);
+        }
         self.gone.store(true, Ordering::Release);
         self.client.shut_down();
         self.retire_registers();
@@ -144,16 +150,17 @@ impl RemoteDevice {
     }
 
     fn with(client: Client, shape: DeviceShape, on_lost: OnLost) -> Self {
-        let (gone, registers, refused) = Default::default();
-        let conversation =
-            LenderConversation { client: Arc::new(client), gone, registers, refused };
+        let (gone, ended_here, registers, refused) = Default::default();
+        let client = Arc::new(client);
+        let conversation = LenderConversation { client, gone, ended_here, registers, refused };
         let watcher = std::thread::Builder::new().name("lender watch".into()).spawn({
             let conversation = conversation.clone();
             move || {
                 conversation.client.wait_closed();
-                if !conversation.gone.swap(true, Ordering::AcqRel) {
-                    conversation.client.shut_down();
-                    conversation.retire_registers();
+                conversation.gone.store(true, Ordering::Release);
+                conversation.client.shut_down();
+                conversation.retire_registers();
+                if !conversation.ended_here.load(Ordering::Acquire) {
                     on_lost("its node closed the link, or does not answer".to_owned());
                 }
             }

@@ -1,6 +1,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use rackbus_memory::Event;
 use rackbus_pci::vfio_user::serve;
@@ -81,4 +82,39 @@ fn vectors_are_wired_and_fired_whichever_kind_of_messages_a_function_has() {
         let asked: Vec<_> = asks.try_iter().collect();
         assert_eq!(asked, [(last, 1); 2], "{msix} vectors of MSI-X, {msi} of MSI");
     }
+}
+
+/// A user that finds its function absent lets it go at once, which is before whoever watches the lender has looked.
+#[test]
+fn a_lender_that_is_lost_is_told_however_soon_its_user_lets_go() {
+    for _ in 0..200 {
+        let (lender, borrower) = UnixStream::pair().unwrap();
+        let (asked, _asks) = channel();
+        let function = Vectors { shape: DeviceShape::new(Vec::new(), 1, 0), asked };
+        let ended = lender.try_clone().unwrap();
+        let serving = std::thread::spawn(move || serve(&lender, &function));
+        let (told, tells) = channel();
+        let on_lost = Box::new(move |reason| told.send(reason).unwrap());
+        let device = RemoteDevice::attach(Arc::new(borrower), on_lost).unwrap();
+        ended.shutdown(std::net::Shutdown::Both).unwrap();
+        let read = device.read(FunctionRegion::Config, 0, 4).unwrap();
+        assert_eq!(read, [0xff; 4]);
+        drop(device);
+        tells.recv_timeout(Duration::from_secs(60)).expect("nobody is told");
+        let _ = serving.join().unwrap();
+    }
+}
+
+/// One that lets go of a function which is there has lost nothing.
+#[test]
+fn a_user_that_lets_go_has_not_lost_its_lender() {
+    let (lender, borrower) = UnixStream::pair().unwrap();
+    let (asked, _asks) = channel();
+    let function = Vectors { shape: DeviceShape::new(Vec::new(), 1, 0), asked };
+    std::thread::spawn(move || serve(&lender, &function));
+    let (told, tells) = channel::<String>();
+    let on_lost = Box::new(move |reason| told.send(reason).unwrap());
+    drop(RemoteDevice::attach(Arc::new(borrower), on_lost).unwrap());
+    // It ends with the thread that could tell.
+    assert_eq!(tells.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
 }

@@ -123,6 +123,11 @@ impl Client {
         self.stream.wait_closed();
     }
 
+    /// Whether the connection has ended, or the server is gone already. Nothing is read.
+    pub fn is_closed(&self) -> bool {
+        self.stream.is_closed()
+    }
+
     /// Ends the connection from any thread; requests under way fail.
     pub fn shut_down(&self) {
         self.broken.store(true, Ordering::Release);
