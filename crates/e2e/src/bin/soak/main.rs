@@ -180,7 +180,7 @@ impl Soak {
         length: Duration,
         random: Random,
         fresh: &[Census],
-    ) -> Result<(String, machine::Done)> {
+    ) -> Result<(String, machine::MachineTally)> {
         let done = self.run(length, random)?;
         self.settle()?;
         self.load.verify(&self.rack, "gamma")?;
