@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Query, State};
+use axum::http::HeaderMap;
 use axum::routing::get;
 use axum::{Json, Router};
 use hyper::Method;
@@ -16,10 +17,13 @@ use rackbus_identity::{
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
+use crate::answers::KeyedChange;
 use crate::api::ApiError;
 use crate::blocking::blocking;
 use crate::client::{ControlClient, ControlClientError};
+use crate::http::key;
 use crate::machines::RackAdmission;
+use crate::register::RegisterOutcome;
 use crate::service::{Service, problem};
 
 /// The longest that an answer waits for something new.
@@ -115,22 +119,31 @@ async fn list(State(admission): Shared) -> Json<Vec<Certificate>> {
 }
 
 /// Revokes certificates. They are refused from then on, and connections by them are ended.
-#[utoipa::path(post, path = "/v1/revocations", request_body = RevokeRequest, responses(
-    (status = 200, body = RevokeAnswer),
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day revokes nothing more: certificates and tokens
+/// that were given out since stay good. The answer counts the certificates that the first one covers now, and no tokens.
+#[utoipa::path(post, path = "/v1/revocations", request_body = RevokeRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = RevokeAnswer),
     (status = 400, body = ApiError, description = "Not one thing is named"),
-    (status = 404, body = ApiError, description = "No certificate has this number")))]
+    (status = 404, body = ApiError, description = "No certificate has this number"),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn revoke(
     State(admission): Shared,
+    headers: HeaderMap,
     Json(asked): Json<RevokeRequest>,
 ) -> Result<Json<RevokeAnswer>, ApiError> {
     let what = asked.what()?;
     if let Revoked::Host(host) = &what {
         admission.check_host(host)?;
     }
+    let keyed = KeyedChange::new(key(&headers)?, "revoke", &asked);
     // Before the certificates: with a token there would be another one.
-    let tokens = admission.forget_tokens(what.clone()).await?;
-    let certificates = admission.service().revoke(what).await?;
-    let version = admission.service().revocations().list().version;
+    let tokens = match admission.service().was_made(&keyed).await? {
+        true => 0,
+        false => admission.forget_tokens(what.clone()).await?,
+    };
+    let RegisterOutcome { certificates, version } = admission.service().revoke(what, keyed).await?;
     Ok(Json(RevokeAnswer { certificates, tokens, version }))
 }
 
@@ -180,12 +193,13 @@ impl ControlClient {
         self.get("/v1/certificates").await
     }
 
-    /// Has the control plane revoke the certificates that `asked` names.
+    /// Has the control plane revoke the certificates that `asked` names. One that is restarted meanwhile is asked again,
+    /// under the same idempotency key.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn revoke(&self, asked: &RevokeRequest) -> Result<RevokeAnswer, ControlClientError> {
-        self.call(Method::POST, "/v1/revocations", asked).await
+        self.change(Method::POST, "/v1/revocations", asked).await
     }
 
     /// What is revoked, when that is another version than `after`, or `wait` is over.

@@ -47,6 +47,25 @@ pub enum RegisterChange {
     Forget(RegisterEntry),
 }
 
+impl RegisterChange {
+    /// The number of the revocation that is kept by it, where it is one.
+    pub(crate) fn revocation(&self) -> Option<u64> {
+        match self {
+            RegisterChange::Put(RegisterEntry::Revoked(revocation)) => Some(revocation.number),
+            _ => None,
+        }
+    }
+}
+
+/// The outcome of a change of the register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegisterOutcome {
+    /// How many certificates it is about: of a revocation, those that were good.
+    pub certificates: usize,
+    /// The number of the revocation, or of the last one before.
+    pub version: u64,
+}
+
 /// Why something is not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterRefused {
@@ -113,6 +132,13 @@ impl CertificateRegister {
     /// The certificates that are not forgotten, each with the revocation that it is covered by.
     pub fn issued(&self) -> impl Iterator<Item = (&Certified, Option<&Revocation>)> {
         self.issued.values().map(|certified| (certified, self.revoked.find(certified)))
+    }
+
+    /// How many of the certificates that are not forgotten the revocation of this number covers.
+    pub(crate) fn covered(&self, number: u64) -> usize {
+        let its =
+            |revocation: Option<&Revocation>| revocation.is_some_and(|it| it.number == number);
+        self.issued().filter(|(_, revocation)| its(*revocation)).count()
     }
 
     /// All revocations that are in force, as nodes are told them.

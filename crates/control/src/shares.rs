@@ -133,6 +133,35 @@ pub struct Share {
     pub since_ms: u64,
 }
 
+impl Share {
+    /// What is answered of a share that an earlier request with the same key has left: of what it consisted is not known
+    /// any more.
+    pub(crate) fn left(share: u64) -> Share {
+        Share {
+            share,
+            function: String::new(),
+            borrower: String::new(),
+            vm: None,
+            placement: Placement::default(),
+            group: None,
+            level: None,
+            slice_ms: 0,
+            grace_ms: 0,
+            weight: 0,
+            state: ShareState::Waiting,
+            lease: None,
+            socket: None,
+            allowance_ms: 0,
+            ahead: None,
+            turns: 0,
+            held_ms: 0,
+            handovers: 0,
+            handover_ms: 0,
+            since_ms: 0,
+        }
+    }
+}
+
 /// What is said of the turns on a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Turns {
@@ -196,15 +225,21 @@ async fn one(State(service): Shared, Path(share): Path<u64>) -> Result<Json<Shar
 
 /// Takes no more turns. Where it has the function, that is returned in order. No other share ever has its number:
 /// to ask again changes nothing, and it is unknown.
-#[utoipa::path(delete, path = "/v1/shares/{share}", params(("share" = u64, Path, description = "Its number")),
-    responses((status = 200, body = Share), (status = 404, body = ApiError)))]
+///
+/// Who repeats the request with the same `Idempotency-Key` within a day is answered that it was left: with its number,
+/// and without a function or a borrower.
+#[utoipa::path(delete, path = "/v1/shares/{share}",
+    params(("share" = u64, Path, description = "Its number"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
+    responses((status = 200, body = Share), (status = 404, body = ApiError),
+    (status = 422, body = ApiError, description = "The key belongs to another request")))]
 async fn leave(
     State(service): Shared,
     ConnectInfo(peer): ConnectInfo<ApiPeer>,
+    headers: HeaderMap,
     Path(share): Path<u64>,
 ) -> Result<Json<Share>, ApiError> {
-    peer.acts_for(&service.find_share(share)?.borrower)?;
-    service.leave_share(share).await.map(Json)
+    service.leave_share(share, &peer, key(&headers)?).await.map(Json)
 }
 
 /// Gives its turn back early, and goes on taking turns.

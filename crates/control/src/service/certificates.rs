@@ -7,8 +7,9 @@ use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Subject}
 
 use super::writer::{RegisterRequest, WriterRequest};
 use super::{Service, WriterShared, problem};
+use crate::answers::KeyedChange;
 use crate::api::ApiError;
-use crate::register::{CertificateRegister, RegisterRefused};
+use crate::register::{CertificateRegister, RegisterOutcome, RegisterRefused};
 
 impl WriterShared {
     pub(super) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
@@ -56,19 +57,27 @@ impl Service {
         old: Option<Certified>,
     ) -> Result<(), ApiError> {
         let asked = RegisterRequest::Issue(Box::new(certified.clone()), old.map(Box::new));
-        self.change_register(asked).await.map(drop)
+        self.change_register(asked, None).await.map(drop)
     }
 
-    /// Revokes something; of how many certificates that were good that takes.
+    /// Revokes something. Asked again with the same idempotency key, certificates that were given out since stay good.
     ///
     /// # Errors
     /// [`ApiError`]; nothing is revoked then.
-    pub async fn revoke(&self, what: Revoked) -> Result<usize, ApiError> {
-        self.change_register(RegisterRequest::Revoke(what)).await
+    pub(crate) async fn revoke(
+        &self,
+        what: Revoked,
+        keyed: Option<KeyedChange>,
+    ) -> Result<RegisterOutcome, ApiError> {
+        self.change_register(RegisterRequest::Revoke(what), keyed).await
     }
 
-    async fn change_register(&self, asked: RegisterRequest) -> Result<usize, ApiError> {
-        let ask = |answer| WriterRequest::Register { asked, answer };
+    async fn change_register(
+        &self,
+        asked: RegisterRequest,
+        keyed: Option<KeyedChange>,
+    ) -> Result<RegisterOutcome, ApiError> {
+        let ask = |answer| WriterRequest::Register { asked, keyed, answer };
         self.writing.ask(ask).await?.map_err(|refused| {
             let (code, remedy) = match &refused {
                 RegisterRefused::Over(_) => ("forbidden", "join or log in again with a new token"),

@@ -284,7 +284,7 @@ impl Service {
     ///
     /// # Errors
     /// [`ApiError`] where its key belongs to another one.
-    pub(super) async fn was_made(&self, keyed: &Option<KeyedChange>) -> Result<bool, ApiError> {
+    pub(crate) async fn was_made(&self, keyed: &Option<KeyedChange>) -> Result<bool, ApiError> {
         let Some(keyed) = keyed.clone() else { return Ok(false) };
         self.writing.ask(|answer| WriterRequest::WasMade { keyed, answer }).await
     }

@@ -8,6 +8,7 @@ use rackbus_lease::{FunctionId, LeaseId, LeaseState, Placement, ShareRefused, Sh
 
 use super::writer::ShareChange;
 use super::{RackState, Service, WriterRequest, WriterShared, function_id, problem};
+use crate::access::ApiPeer;
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest};
 use crate::shares::{Share, ShareSpec, ShareState, Turns};
@@ -45,13 +46,25 @@ impl Service {
         self.find_share(number)
     }
 
-    /// Takes no more turns; as it was.
+    /// Takes no more turns, where `peer` may say so; as it was. Asked again with the same idempotency key, the answer
+    /// has its number alone.
     ///
     /// # Errors
-    /// [`ApiError`].
-    pub async fn leave_share(&self, share: LeaseId) -> Result<Share, ApiError> {
-        let was = self.find_share(share)?;
-        self.change_share(ShareChange::Leave(share)).await?;
+    /// [`ApiError`]; nothing changes then.
+    pub async fn leave_share(
+        &self,
+        share: LeaseId,
+        peer: &ApiPeer,
+        key: Option<String>,
+    ) -> Result<Share, ApiError> {
+        let keyed = KeyedChange::new(key, "leave share", &share);
+        let was = match self.find_share(share) {
+            Ok(was) => was,
+            Err(_) if self.was_made(&keyed).await? => return Ok(Share::left(share)),
+            Err(unknown) => return Err(unknown),
+        };
+        peer.acts_for(&was.borrower)?;
+        self.change_share(ShareChange::Leave(share, keyed)).await?;
         Ok(was)
     }
 

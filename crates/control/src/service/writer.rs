@@ -264,8 +264,8 @@ impl Writer {
                 let _ = answer.send(heard);
             }
             WriterRequest::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
-            WriterRequest::Register { asked, answer } => {
-                let _ = answer.send(self.change_register(asked));
+            WriterRequest::Register { asked, keyed, answer } => {
+                let _ = answer.send(self.change_register(asked, keyed));
             }
             WriterRequest::Note { events } => self.note(events),
             WriterRequest::Refused { host, text } => {
@@ -366,6 +366,15 @@ impl Writer {
         key.map_or(Ok(KeyLookup::New), |key| self.answers.find(key, request))
     }
 
+    /// The number that a change gave when it was made before under its key; nothing where it was not.
+    fn made(&self, keyed: Option<&KeyedChange>) -> Result<Option<LeaseId>, ApiError> {
+        let Some(KeyedChange { key, request }) = keyed else { return Ok(None) };
+        Ok(match self.answers.find(key, request)? {
+            KeyLookup::Pending(number) | KeyLookup::Answered(number, _) => Some(number),
+            KeyLookup::New => None,
+        })
+    }
+
     /// A step that gives something its number, or is refused. It is taken once where it has a key: of one that was
     /// taken before, the answer is the number that it gave then.
     fn once<E>(
@@ -373,10 +382,7 @@ impl Writer {
         keyed: Option<KeyedChange>,
         decide: impl FnOnce(&mut Authority, u64) -> Result<(LeaseId, Decision), E>,
     ) -> Result<Result<LeaseId, E>, ApiError> {
-        if let Some(KeyedChange { key, request }) = &keyed
-            && let KeyLookup::Pending(number) | KeyLookup::Answered(number, _) =
-                self.answers.find(key, request)?
-        {
+        if let Some(number) = self.made(keyed.as_ref())? {
             return Ok(Ok(number));
         }
         self.step(|authority, at_ms| match decide(authority, at_ms) {

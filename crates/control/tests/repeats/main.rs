@@ -2,6 +2,7 @@
 //! random: whoever asks gets one lease for each key, and always the same answer.
 
 mod life;
+mod revocations;
 mod together;
 
 use std::future::poll_fn;
@@ -113,7 +114,7 @@ async fn a_key_has_one_share_also_in_the_next_life() {
     let life = Life::start(&store, &full);
     assert_eq!(join(&life, &spec, "a").await.unwrap(), first);
     assert_eq!(life.service.shares().len(), 2);
-    life.service.leave_share(first).await.unwrap();
+    life.service.leave_share(first, &ApiPeer::Local(None), None).await.unwrap();
     assert_eq!(join(&life, &spec, "a").await.unwrap_err().code, "unknown_share");
     assert_eq!(life.service.shares().len(), 1);
     life.crash().await;
@@ -365,6 +366,31 @@ async fn a_turn_that_came_since_is_not_given_back_by_a_repeated_request() {
         let repeated = life.service.give_turn_back(share, key(name)).await.unwrap();
         assert_eq!((repeated.lease, turn(&life, None).await), (Some(third), third));
     }
+    life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_that_was_left_is_left_also_when_that_is_asked_for_again() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let mut life = Life::start(&store, &full);
+    let spec = ShareSpec::new("alpha/nvme0", "beta");
+    let share = settled(async || life.service.join_share(&spec, None).await).await.share;
+    let leave = async |life: &Life, name: &str| {
+        life.service.leave_share(share, &ApiPeer::Local(None), key(name)).await
+    };
+    assert_eq!(leave(&life, "leave").await.unwrap().function, "alpha/nvme0");
+    for _ in 0..2 {
+        let repeated = leave(&life, "leave").await.unwrap();
+        assert_eq!((repeated.share, repeated.function.as_str()), (share, ""));
+        assert_eq!(leave(&life, "another").await.unwrap_err().code, "unknown_share");
+        // The next life knows the keys, too.
+        life.crash().await;
+        life = Life::start(&store, &full);
+    }
+    let gamma = ApiPeer::Node("gamma".to_owned(), None);
+    let other = settled(async || life.service.join_share(&spec, None).await).await.share;
+    let refused = life.service.leave_share(other, &gamma, key("gamma")).await.unwrap_err();
+    assert_eq!((refused.code.as_str(), life.service.shares().len()), ("forbidden", 1));
     life.crash().await;
 }
 

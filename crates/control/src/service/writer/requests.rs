@@ -14,7 +14,7 @@ use crate::access::RequestOrigin as By;
 use crate::answers::{BorrowAnswer as Kept, KeyedChange};
 use crate::api::ApiError;
 use crate::events::Draft;
-use crate::register::RegisterRefused;
+use crate::register::{RegisterOutcome, RegisterRefused};
 use crate::shares::ShareSpec;
 
 use super::interests::Interest;
@@ -86,7 +86,11 @@ pub(in crate::service) enum WriterRequest {
     /// A node said something.
     Heard { host: String, messages: Vec<Message>, events: Vec<Draft>, answer: Answer<()> },
     /// A certificate is given out, or something is revoked.
-    Register { asked: RegisterRequest, answer: Answer<Result<usize, RegisterRefused>> },
+    Register {
+        asked: RegisterRequest,
+        keyed: Option<KeyedChange>,
+        answer: Answer<Result<RegisterOutcome, RegisterRefused>>,
+    },
     /// Nodes know of a later term than this one's.
     RaiseTerm { above: u64, answer: Answer<u64> },
     /// Something happened that decides nothing.
@@ -121,7 +125,7 @@ pub(in crate::service) enum ShareChange {
     /// There is a new one, as it was asked for, under an idempotency key.
     Join(Box<ShareRequest>, Box<ShareSpec>, Option<String>),
     /// It takes no more turns.
-    Leave(LeaseId),
+    Leave(LeaseId, Option<KeyedChange>),
     /// It gives its turn back early.
     GiveBack(LeaseId, Option<KeyedChange>),
 }

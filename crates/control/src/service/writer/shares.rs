@@ -16,8 +16,7 @@ impl Writer {
     ) -> Result<Result<LeaseId, ShareRefused>, ApiError> {
         match change {
             ShareChange::Join(request, spec, key) => self.join(*request, spec, key),
-            // Once by itself: no other share gets its number.
-            ShareChange::Leave(share) => self.once(None, |authority, now| {
+            ShareChange::Leave(share, keyed) => self.once(keyed, |authority, now| {
                 authority.leave(now, share).map(|outcome| (share, outcome))
             }),
             ShareChange::GiveBack(share, keyed) => self.once(keyed, |authority, now| {

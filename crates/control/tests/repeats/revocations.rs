@@ -1,0 +1,103 @@
+//! Revocations that are repeated with their keys, as the API has them: what was given out since stays good.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use rackbus_control::access::ApiPeer;
+use rackbus_control::machines::{Joining, all_routes};
+use rackbus_control::store::MemoryStore;
+use rackbus_identity::{CertificateAuthority, CertificateRequest, Tokens};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::life::Life;
+
+/// The API of one life of the control plane, as processes of its machine ask it.
+struct Api {
+    routes: axum::Router,
+}
+
+impl Api {
+    fn of(life: &Life, folder: &std::path::Path) -> Api {
+        let authority = CertificateAuthority::open(folder, "lab").unwrap();
+        let tokens = Tokens::open(folder, authority.fingerprint()).unwrap();
+        let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
+        let joining = Joining::new(authority, tokens, hosts, String::new());
+        Api { routes: all_routes(life.service.clone(), Arc::new(joining)) }
+    }
+
+    async fn post(&self, path: &str, key: &str, body: Value) -> (StatusCode, Value) {
+        let request = Request::post(path)
+            .header("content-type", "application/json")
+            .header("idempotency-key", key)
+            .extension(ConnectInfo(ApiPeer::Local(None)))
+            .body(Body::from(body.to_string()));
+        let response = self.routes.clone().oneshot(request.unwrap()).await.unwrap();
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
+    }
+
+    async fn token(&self, key: &str) -> String {
+        let (_, made) =
+            self.post("/v1/tokens", key, json!({ "host": "beta", "seconds": 60 })).await;
+        made["token"].as_str().unwrap().to_owned()
+    }
+
+    /// The host beta joins.
+    async fn join(&self, token: &str) -> StatusCode {
+        let request = CertificateRequest::new().unwrap();
+        let asked = json!({ "host": "beta", "token": token, "request": request.text() });
+        self.post("/v1/join", "unused", asked).await.0
+    }
+
+    /// All that beta has is revoked; how many certificates and tokens that were, and by which revocation.
+    async fn revoke(&self, key: &str) -> (u64, u64, u64) {
+        let (status, done) = self.post("/v1/revocations", key, json!({ "host": "beta" })).await;
+        assert_eq!(status, StatusCode::OK, "{done}");
+        let number = |name: &str| done[name].as_u64().unwrap();
+        (number("certificates"), number("tokens"), number("version"))
+    }
+}
+
+/// Of each certificate, the revocation that it is covered by.
+fn revoked(life: &Life) -> Vec<Option<u64>> {
+    let mut revoked: Vec<_> = life.service.certificates().iter().map(|it| it.revoked).collect();
+    revoked.sort();
+    revoked
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_joined_since_is_not_revoked_by_a_repeated_request() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let folder = tempfile::tempdir().unwrap();
+    let mut life = Life::start(&store, &full);
+    let mut api = Api::of(&life, folder.path());
+    assert_eq!(api.join(&api.token("first").await).await, StatusCode::OK);
+    let unused = api.token("unused").await;
+    assert_eq!(api.revoke("revoke").await, (1, 1, 1));
+    assert_eq!(api.join(&unused).await, StatusCode::FORBIDDEN);
+    assert_eq!(api.join(&api.token("second").await).await, StatusCode::OK);
+    assert_eq!(revoked(&life), [None, Some(1)]);
+    // The answer was lost.
+    let since = api.token("since").await;
+    assert_eq!(api.revoke("revoke").await, (1, 0, 1));
+    assert_eq!(revoked(&life), [None, Some(1)]);
+    assert_eq!(api.join(&since).await, StatusCode::OK);
+    assert_eq!(api.revoke("again").await, (2, 0, 2));
+    assert_eq!(revoked(&life), [Some(2), Some(2), Some(2)]);
+    // The next life knows the keys, too.
+    life.crash().await;
+    life = Life::start(&store, &full);
+    api = Api::of(&life, folder.path());
+    assert_eq!(api.join(&api.token("third").await).await, StatusCode::OK);
+    assert_eq!((api.revoke("revoke").await.2, api.revoke("again").await.2), (1, 2));
+    assert_eq!(revoked(&life), [None, Some(2), Some(2), Some(2)]);
+    let other = api.post("/v1/revocations", "revoke", json!({ "user": "ann" })).await;
+    assert_eq!(other.0, StatusCode::UNPROCESSABLE_ENTITY, "{}", other.1);
+    life.crash().await;
+}
