@@ -323,13 +323,24 @@ mod tests {
         file.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
     }
 
+    /// What a file of each older version has: records, answers and events, and the term.
+    ///
+    /// Those from version 3 on were made from that of version 2 by the upgrades up to theirs, and then have what the
+    /// control planes of their version stored, as these wrote it.
+    const OLDER: [(i64, &str, [usize; 3], u64); 5] = [
+        (1, include_str!("../../tests/layouts/1.sql"), [5, 0, 0], 0),
+        (2, include_str!("../../tests/layouts/2.sql"), [6, 0, 0], 0),
+        (3, include_str!("../../tests/layouts/3.sql"), [6, 3, 3], 0),
+        (4, include_str!("../../tests/layouts/4.sql"), [7, 2, 3], 0),
+        (5, include_str!("../../tests/layouts/5.sql"), [8, 2, 4], 7),
+    ];
+
     #[test]
     fn files_of_older_versions_are_upgraded_in_place() {
         let folder = tempfile::tempdir().unwrap();
-        for (version, dump, records) in [
-            (1, include_str!("../../tests/layouts/1.sql"), 5),
-            (2, include_str!("../../tests/layouts/2.sql"), 6),
-        ] {
+        assert_eq!(OLDER.map(|(version, ..)| version), std::array::from_fn(|at| at as i64 + 1));
+        assert_eq!(OLDER.len() as i64, LAYOUT - 1, "a file of the version before is to be added");
+        for (version, dump, counts, term) in OLDER {
             let path = folder.path().join(format!("{version}.db"));
             landed(&path, dump);
             assert_eq!(layout(&path), version);
@@ -338,12 +349,21 @@ mod tests {
             assert_eq!(layout(&path), version, "a refused file is left alone");
             let mut store = Sqlite::open(&path, "demo").unwrap();
             let state = store.load().unwrap();
-            assert_eq!(state.records.len(), records, "{:?}", state.records);
+            let found = [state.records.len(), state.answers.len(), state.events.len()];
+            assert_eq!((found, state.term), (counts, term), "{version}: {state:?}");
             assert_eq!(layout(&path), LAYOUT);
-            let commit = Commit { records: state.records.clone(), ..Commit::default() };
+            let commit = Commit {
+                records: state.records.clone(),
+                answers: state.answers.clone(),
+                events: state.events.clone(),
+                ..Commit::default()
+            };
             store.commit(&commit).unwrap();
+            assert_eq!(store.begin().unwrap(), term + 1);
             drop(store);
-            assert_eq!(Sqlite::open(&path, "demo").unwrap().load().unwrap().records, state.records);
+            let again = Sqlite::open(&path, "demo").unwrap().load().unwrap();
+            assert_eq!(again.records, state.records);
+            assert_eq!((again.answers, again.events), (state.answers, state.events));
         }
     }
 

@@ -1,0 +1,21 @@
+-- A state file as version 4 of the layout was written: leases with a placement and a group, and a saved composition.
+BEGIN TRANSACTION;
+CREATE TABLE answer (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO answer VALUES('borrow-2','{"key":"borrow-2","request":{"request":"borrow","function":"alpha/nvme0","borrower":"beta","placement":"borrower","group":"pair"},"lease":2,"at_ms":1760000001000,"answer":{"Ok":{"lease":2,"function":"alpha/nvme0","lender":"alpha","borrower":"beta","epoch":2,"placement":"borrower","group":"pair","stage":"active","socket":"/run/rackbus/demo/beta/functions/nvme0.2.sock","reason":null,"returned":false,"since_ms":1760000001000,"until_ms":null}}}');
+INSERT INTO answer VALUES('return-1','{"key":"return-1","request":{"request":"return","lease":1},"lease":1,"at_ms":1760000000100,"answer":{"Ok":{"lease":1,"function":"alpha/nvme0","lender":"alpha","borrower":"beta","epoch":1,"placement":"borrower","group":"pair","stage":"ended","socket":null,"reason":"returned","returned":true,"since_ms":1760000000000,"until_ms":1760000000200}}}');
+CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO event VALUES(1,'{"id":1,"at_ms":1759999999990,"kind":"restart","text":"the control plane was started"}');
+INSERT INTO event VALUES(2,'{"id":2,"at_ms":1760000000050,"kind":"lease","host":"beta","function":"alpha/nvme0","lease":1,"epoch":1,"text":"beta can use alpha/nvme0"}');
+INSERT INTO event VALUES(3,'{"id":3,"at_ms":1760000000200,"kind":"lease","host":"beta","function":"alpha/nvme0","lease":1,"epoch":1,"text":"lease 1 of beta on alpha/nvme0 ended: returned"}');
+CREATE TABLE rack (name TEXT NOT NULL);
+INSERT INTO rack VALUES('demo');
+CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO record VALUES('composition/pair','{"record":"composition","name":"pair","borrower":"beta","functions":["alpha/nvme0","alpha/nvme1"],"placement":"borrower"}');
+INSERT INTO record VALUES('function/alpha/nvme0','{"record":"function","function":"alpha/nvme0","epoch":2,"state":{"state":"lent","lease":2}}');
+INSERT INTO record VALUES('host/alpha','{"record":"host","host":"alpha","incarnation":1760000000000000000,"address":"/run/rackbus/demo/alpha/link.sock"}');
+INSERT INTO record VALUES('host/beta','{"record":"host","host":"beta","incarnation":1760000000000000000,"address":"/run/rackbus/demo/beta/link.sock"}');
+INSERT INTO record VALUES('lease/1','{"record":"lease","lease":1,"function":"alpha/nvme0","epoch":1,"borrower":"beta","placement":"lender","since":1760000000000,"until":1760000000200,"state":{"state":"ended","reason":{"why":"returned"}}}');
+INSERT INTO record VALUES('lease/2','{"record":"lease","lease":2,"function":"alpha/nvme0","epoch":2,"borrower":"beta","placement":"borrower","group":"pair","since":1760000001000,"until":null,"state":{"state":"active","socket":"/run/rackbus/demo/beta/functions/nvme0.2.sock"}}');
+INSERT INTO record VALUES('next-lease','{"record":"next_lease","lease":3}');
+COMMIT;
+PRAGMA user_version = 4;
