@@ -105,6 +105,20 @@ pub struct Borrower {
     newest: LeaseId,
 }
 
+impl BorrowedLease {
+    /// The word for how far it is.
+    fn word(&self) -> &'static str {
+        match &self.state {
+            State::Opening => "opening",
+            State::Open(_) if self.lost.is_some() => "lost",
+            State::Open(Ok(_)) => "open",
+            State::Open(Err(_)) => "failed",
+            State::Closing => "closing",
+            State::Ending => "ending",
+        }
+    }
+}
+
 /// Ended leases remembered, so that a late grant of one is not opened again.
 const REMEMBERED: usize = 64;
 
@@ -127,6 +141,15 @@ impl Borrower {
             State::Closing | State::Ending => Some(UnderWay::Closing(*lease)),
             State::Open(_) => None,
         })
+    }
+
+    /// How many leases have not ended here, by how far each is. One is lost from when its lender is gone until the
+    /// authority ends it.
+    pub fn lease_counts(&self) -> [(&'static str, usize); 6] {
+        let count =
+            |state: &str| self.leases.values().filter(|entry| entry.word() == state).count();
+        ["opening", "open", "failed", "lost", "closing", "ending"]
+            .map(|state| (state, count(state)))
     }
 
     /// The greatest lease number this life was told of; 0 when of none.

@@ -109,6 +109,18 @@ impl Lender {
         device.or_else(function)
     }
 
+    /// How many leases have a function here, by how far each is.
+    pub fn lease_counts(&self) -> [(&'static str, usize); 3] {
+        let count = |is: fn(&State) -> bool| {
+            self.devices.values().filter(|device| is(&device.state)).count()
+        };
+        [
+            ("arming", count(|state| matches!(state, State::Arming(_)))),
+            ("armed", count(|state| matches!(state, State::Armed(_)))),
+            ("revoking", count(|state| matches!(state, State::Revoking(_)))),
+        ]
+    }
+
     /// The devices, each with the newest epoch that this life was told of.
     pub fn newest_epochs(&self) -> BTreeMap<String, Epoch> {
         self.devices.iter().map(|(name, device)| (name.clone(), device.newest)).collect()

@@ -160,6 +160,11 @@ impl LentFunctions {
         self.fence.lock().newest_lease()
     }
 
+    /// How many leases have a function here, by how far each is.
+    pub fn lease_counts(&self) -> [(&'static str, usize); 3] {
+        self.fence.lock().lease_counts()
+    }
+
     /// Decides on a message of the control plane's. From now on the decision holds; what it says is
     /// to be done takes time: [`arm`](LentFunctions::arm), [`revoke`](LentFunctions::revoke).
     pub fn receive(&self, message: Message) -> Vec<LenderAction> {

@@ -191,6 +191,7 @@ pub fn source(
             (labels, f64::from(u8::from(attached)))
         });
         page.gauge("function_attached", "Whether a borrower is attached to a function", attached);
+        leases_page(&lender, &borrower, &mut page);
         link_page(&link, &mut page);
         let restarts = [(Labels::new(), process.restarts)];
         page.counter("restarts_in_place", "Times that the node was restarted in place", restarts);
@@ -210,6 +211,16 @@ pub fn source(
         network_page(&network.status(), &mut page);
         page
     })
+}
+
+fn leases_page(lender: &LentFunctions, borrower: &BorrowedFunctions, page: &mut MetricsPage) {
+    let of = |role: &str, (state, count): (&str, usize)| {
+        (vec![("role", role.to_owned()), ("state", state.to_owned())], count as f64)
+    };
+    let lent = lender.lease_counts().map(|count| of("lender", count));
+    let borrowed = borrower.decide(|it| it.lease_counts()).map(|count| of("borrower", count));
+    let help = "Leases by which the host lends or borrows a function, by state";
+    page.gauge("node_leases", help, lent.into_iter().chain(borrowed));
 }
 
 fn channels_page(channels: Statistics, page: &mut MetricsPage) {

@@ -119,3 +119,25 @@ fn another_process_has_the_fronts_that_it_asks_for() {
     assert_eq!(borrower.begin_front(2), Ok(()), "those of the other process are over");
     assert_eq!(borrower.begin_front(2), still_ending(2));
 }
+
+#[test]
+fn leases_are_counted_by_how_far_they_are() {
+    let mut borrower = Borrower::new(1);
+    for lease in 1..=6 {
+        let function = format!("alpha/nvme{lease}").parse().unwrap();
+        borrower.receive(0, Message::Granted(Grant { function, ..grant(lease) }));
+    }
+    for lease in [1, 2, 3, 4] {
+        borrower.open_done(lease, Ok("socket".to_owned()));
+    }
+    borrower.open_done(5, Err("no link".to_owned()));
+    borrower.lender_lost(2, "it is gone".to_owned());
+    end(&mut borrower, 3);
+    borrower.begin_front(4).unwrap();
+    end(&mut borrower, 4);
+    borrower.close_done(4);
+    let each = ["opening", "open", "failed", "lost", "closing", "ending"].map(|state| (state, 1));
+    assert_eq!(borrower.lease_counts(), each);
+    borrower.close_done(3);
+    assert_eq!(borrower.lease_counts()[4], ("closing", 0));
+}

@@ -34,6 +34,22 @@ fn arms_once_and_answers_again() {
     assert!(matches!(lender.receive(arm(1))[..], [LenderAction::Send(Message::Armed { .. })]));
 }
 
+#[test]
+fn leases_are_counted_by_how_far_they_are() {
+    let mut lender = lender();
+    let counts = |lender: &Lender| lender.lease_counts().map(|(_, count)| count);
+    assert_eq!(lender.lease_counts().map(|(state, _)| state), ["arming", "armed", "revoking"]);
+    assert_eq!(counts(&lender), [0, 0, 0]);
+    lender.receive(arm(1));
+    assert_eq!(counts(&lender), [1, 0, 0]);
+    lender.arm_done("nvme0", 1, Ok(()));
+    assert_eq!(counts(&lender), [0, 1, 0]);
+    lender.receive(revoke(1));
+    assert_eq!(counts(&lender), [0, 0, 1]);
+    lender.revoke_done("nvme0", 1);
+    assert_eq!(counts(&lender), [0, 0, 0]);
+}
+
 /// The node hears the arming again between its failure and the sending of the failure, or what it sent is
 /// lost: the authority is told the cause anyway.
 #[test]
