@@ -698,8 +698,14 @@ async fn what_is_counted_is_served_to_prometheus() {
         dma_refused_by_cause: [("not mapped".to_owned(), 3)].into(),
         ..DeviceReport::default()
     };
-    let report =
-        NodeReport { devices: [("nvme0".to_owned(), report)].into(), ..Default::default() };
+    let report = NodeReport {
+        devices: [("nvme0".to_owned(), report)].into(),
+        shared_memory: [("segments".to_owned(), 2)].into(),
+        channels: [("transactions".to_owned(), 8), ("bytes".to_owned(), 4096)].into(),
+        conversations: [("functions".to_owned(), 1)].into(),
+        over_bounds: [("locks".to_owned(), 6)].into(),
+        ..Default::default()
+    };
     let said = NodeMessages { messages: Vec::new(), report: Some(report) };
     let _listening = control.client.listen("alpha", 0).await.unwrap();
     control.client.say("alpha", &said).await.unwrap();
@@ -715,6 +721,11 @@ async fn what_is_counted_is_served_to_prometheus() {
         "rackbus_events_total{kind=\"fault\"} 1",
         "rackbus_requests_refused_total{} 0",
         "rackbus_log_lines_left_out_total{} 7",
+        "rackbus_shared_memory{host=\"alpha\",what=\"segments\"} 2.0",
+        "rackbus_channel_transactions_total{host=\"alpha\"} 8",
+        "rackbus_channel_bytes_total{host=\"alpha\"} 4096",
+        "rackbus_link_conversations{host=\"alpha\",service=\"functions\"} 1.0",
+        "rackbus_over_bounds_total{host=\"alpha\",what=\"locks\"} 6",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }

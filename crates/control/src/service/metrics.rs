@@ -1,9 +1,11 @@
 //! The control plane's metrics.
 
+use std::collections::BTreeMap;
+
 use rackbus_lease::{LeaseState, ShareRecord};
 
 use super::{RackState, Service, WriterShared};
-use crate::api::{Device, DeviceState, EventKind, HostState};
+use crate::api::{Device, DeviceState, EventKind, HostState, NodeReport};
 use crate::metrics::{Labels, MetricsPage};
 
 impl Service {
@@ -13,6 +15,7 @@ impl Service {
         let known = self.shared.known();
         self.shared.leases_and_functions(&known, &mut page);
         self.shared.hosts(&known, &mut page);
+        shared_between_hosts(&known, &mut page);
         let own = |value| [(Labels::new(), value)];
         page.counter(
             "requests_refused",
@@ -115,6 +118,38 @@ impl WriterShared {
         let own = (Labels::new(), (self.log_lines_left_out)());
         let help = "Lines left out of a node's log, or (without a host) of the control plane's";
         page.counter("log_lines_left_out", help, left_out.chain([own]));
+    }
+}
+
+/// What the nodes that are connected report of segments, copy channels and conversations.
+fn shared_between_hosts(known: &RackState, page: &mut MetricsPage) {
+    type Counts = BTreeMap<String, u64>;
+    let reports = || known.reports.iter().filter(|(host, _)| known.listens(host));
+    let named = |label: &'static str, of: fn(&NodeReport) -> &Counts| {
+        reports().flat_map(move |(host, report)| {
+            let labels = move |name: &String| vec![("host", host.clone()), (label, name.clone())];
+            of(report).iter().map(move |(name, count)| (labels(name), *count))
+        })
+    };
+    let help = "What a host's processes share, and who is connected to it";
+    let shared = named("what", |report| &report.shared_memory);
+    page.gauge("shared_memory", help, shared.map(|(labels, count)| (labels, count as f64)));
+    let help = "Conversations that other nodes have with a host's";
+    let open = named("service", |report| &report.conversations);
+    page.gauge("link_conversations", help, open.map(|(labels, count)| (labels, count as f64)));
+    let help = "What other hosts were refused, as they had as much as one may";
+    page.counter("over_bounds", help, named("what", |report| &report.over_bounds));
+    let channels = [
+        ("transactions", "channel_transactions", "Transactions of copy channels that ended"),
+        ("bytes", "channel_bytes", "Bytes that copy channels copied"),
+        ("failures", "channel_failures", "Transactions of copy channels that failed"),
+        ("aborts", "channel_aborts", "Transactions of copy channels that were aborted"),
+    ];
+    for (what, name, help) in channels {
+        let counts = reports().filter_map(|(host, report)| {
+            Some((vec![("host", host.clone())], *report.channels.get(what)?))
+        });
+        page.counter(name, help, counts);
     }
 }
 
