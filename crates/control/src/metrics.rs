@@ -80,7 +80,7 @@ impl MetricsPage {
         reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
-        let counts: [Count; 9] = [
+        let counts: [Count; 10] = [
             ("function_peer_read_bytes", "Bytes that a function read from BARs of others", |r| {
                 r.peer_bytes_read
             }),
@@ -94,6 +94,9 @@ impl MetricsPage {
                 |r| r.requests_refused,
             ),
             ("engine_busy_polls", "Polls of a function's engine that found work", |r| r.busy_polls),
+            ("engine_idle_polls", "Polls of a function's engine that found nothing", |r| {
+                r.idle_polls
+            }),
             ("engine_sleeps", "Times that an engine went to sleep", |r| r.parks),
             ("engine_wakeups", "Times that somebody woke an engine", |r| r.wakeups),
             ("engine_jobs", "Register accesses, mappings and resets", |r| r.jobs),
@@ -248,6 +251,7 @@ mod tests {
         let report = DeviceReport {
             dma_refused_by_cause: by_cause,
             busy_polls: 7,
+            idle_polls: 9,
             operations: [("read".to_owned(), reads)].into(),
             trouble: Some("hangs \"now\"".to_owned()),
             ..DeviceReport::default()
@@ -260,6 +264,7 @@ mod tests {
             "# HELP rackbus_engine_busy_polls Polls of a function's engine that found work.",
             "# TYPE rackbus_engine_busy_polls counter",
             "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 7",
+            "rackbus_engine_idle_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 9",
             "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",cause=\"not mapped\"} 3",
             "rackbus_function_operations_failed_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 1",
             "rackbus_function_bytes_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 4096",

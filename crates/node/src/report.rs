@@ -27,6 +27,7 @@ pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceRep
         dma_refused_by_cause: by_cause.map(|(cause, count)| (cause.to_owned(), count)).collect(),
         last_refused: last_refused.map(|fault| fault.to_string()),
         busy_polls: count(&counters.busy_polls),
+        idle_polls: count(&counters.idle_polls),
         parks: count(&counters.parks),
         jobs: count(&counters.jobs),
         requests_refused: count(&counters.requests_refused),

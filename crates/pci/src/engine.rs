@@ -48,6 +48,8 @@ pub enum NoAnswer {
 pub struct EngineCounters {
     /// Polls that found work.
     pub busy_polls: AtomicU64,
+    /// Polls that found nothing.
+    pub idle_polls: AtomicU64,
     /// Times it went to sleep.
     pub parks: AtomicU64,
     /// Times it was woken by somebody: of the others a timer ended the sleep.
@@ -328,10 +330,14 @@ impl<'a> Runner<'a> {
             }
             self.look_at_memory();
             let work = self.endpoint.poll(self.pace.now_ns());
+            let counters = &self.mailbox.counters;
             match work {
-                Work::Done => self.count_busy(),
-                Work::Idle | Work::Watch(_) => std::hint::spin_loop(),
-                Work::Asleep(_) => {}
+                Work::Done => count(&counters.busy_polls),
+                Work::Idle | Work::Watch(_) => {
+                    count(&counters.idle_polls);
+                    std::hint::spin_loop();
+                }
+                Work::Asleep(_) => count(&counters.idle_polls),
             }
             match self.pace.after(work, || self.endpoint.clock()) {
                 NextStep::Poll => {}
@@ -386,14 +392,6 @@ impl<'a> Runner<'a> {
         self.disturbed();
     }
 
-    #[inline]
-    fn count_busy(&self) {
-        let counters = &self.mailbox.counters;
-        // Only this thread writes it: a load and a store need no locked instruction.
-        let busy = counters.busy_polls.load(Ordering::Relaxed);
-        counters.busy_polls.store(busy.wrapping_add(1), Ordering::Relaxed);
-    }
-
     /// Sleeps until something rings, or until `deadline` on the endpoint's clock.
     fn sleep(&mut self, deadline: Option<u64>) {
         self.mailbox.parked.store(true, Ordering::Relaxed);
@@ -417,6 +415,12 @@ impl<'a> Runner<'a> {
         self.mailbox.event.drain();
         self.disturbed();
     }
+}
+
+/// Counts a poll. Only the engine's thread writes the counter: a load and a store need no locked instruction.
+#[inline]
+fn count(polls: &AtomicU64) {
+    polls.store(polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 fn pin(cpu: usize) {

@@ -135,6 +135,7 @@ fn detail(device: &Device, output: &Output) {
 fn counters(report: &DeviceReport) -> impl Iterator<Item = Vec<Cell>> + use<> {
     let counters = [
         ("busy polls", report.busy_polls),
+        ("idle polls", report.idle_polls),
         ("sleeps", report.parks),
         ("wake-ups", report.wakeups),
         ("requests", report.jobs),

@@ -32,6 +32,8 @@ pub struct DeviceReport {
     pub requests_refused: u64,
     /// Polls of its engine that found work.
     pub busy_polls: u64,
+    /// Polls of its engine that found nothing; older nodes do not say.
+    pub idle_polls: u64,
     /// Times that its engine went to sleep.
     pub parks: u64,
     /// Times that somebody woke it; other sleeps were ended by a timer.
