@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rackbus_control::{ControlClient, ControlClientError};
+use rackbus_control::{ControlClient, ControlClientError, lease_span};
 use rackbus_vm::registry;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -96,6 +96,7 @@ impl Users {
         };
         let (client, runtime) = (self.client.clone(), self.runtime.clone());
         let wait = move || {
+            let _about = lease_span(lease).entered();
             if let Some(Err(error)) = ended.as_ref().map(wait_readable) {
                 tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
                 return;

@@ -6,16 +6,17 @@
 
 mod registers;
 mod saved;
+mod user;
 mod windows;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Instant;
 
 use rackbus_fabric::{Lending, LoanError};
 use rackbus_memory::{
-    Access, Carried, CarriedSession, DmaSpace, MapError, MemoryHandle, Stream, UnmapError, ticks,
+    Access, Carried, CarriedSession, DmaSpace, MapError, MemoryHandle, UnmapError, ticks,
 };
+use tracing::Span;
 
 use crate::config::{ConfigSpace, MSIX_BAR, MsixPlace, msix_layout};
 use crate::function::{
@@ -102,6 +103,8 @@ pub struct Endpoint {
     user: UserWatch,
     /// What the user lends its memory from.
     lending: Lending,
+    /// What is logged for its user is about this.
+    about: Span,
     /// It was saved: what it was goes on elsewhere, and here nothing happens any more.
     ended: bool,
 }
@@ -135,6 +138,7 @@ impl Endpoint {
             now_ns: 0,
             function: model,
             lending: Lending::alone(),
+            about: Span::none(),
             ended: false,
         }
     }
@@ -302,20 +306,6 @@ impl Endpoint {
         self.apply_config();
     }
 
-    /// A user begins, who lends its memory by `lending`. With a conversation, the function is its as
-    /// long as that is open.
-    pub fn begin(&mut self, lending: Lending, conversation: Option<Arc<dyn Stream>>) {
-        self.lending = lending;
-        self.user.is_of(conversation);
-        self.dma.begin();
-    }
-
-    /// Time has passed in which this thread did not run. Where the user has given the function up
-    /// meanwhile, what was its memory may be somebody else's: nothing of it is touched any more.
-    pub fn check_user(&self) {
-        self.user.check();
-    }
-
     /// Somebody truncated memory that was mapped, or took it away. If it is of this function, what
     /// its user lent is gone: all memory of it goes, and its driver finds a function that was reset.
     pub fn check_memory(&mut self) {
@@ -361,6 +351,7 @@ impl Endpoint {
         self.config.reset();
         self.msix_table.fill(0);
         self.apply_config();
+        self.about = Span::none();
     }
 
     /// Lets the device model work; `now_ns` as [`clock`](Endpoint::clock) gives it.

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 use rackbus_memory::space::PeerBytes;
 use rackbus_memory::{AdaptiveSpin, Event, Refusals, Revoker, guard};
 use rustix::thread::CpuSet;
+use tracing::Span;
+use tracing::span::EnteredSpan;
 
 use crate::endpoint::Endpoint;
 use crate::function::{Function, Health, Work};
@@ -307,6 +309,8 @@ struct Runner<'a> {
     replaced: u64,
     /// The processors that it may run on; `None` when it stays on one.
     allowed: Option<CpuSet>,
+    /// What this thread logs about. It is entered once for each user, not for each poll.
+    about: EnteredSpan,
 }
 
 impl<'a> Runner<'a> {
@@ -320,7 +324,8 @@ impl<'a> Runner<'a> {
             }
             None => rustix::thread::sched_getaffinity(None).ok(),
         };
-        Runner { mailbox, endpoint, pace, replaced, allowed }
+        let about = Span::none().entered();
+        Runner { mailbox, endpoint, pace, replaced, allowed, about }
     }
 
     fn run(&mut self) {
@@ -387,9 +392,19 @@ impl<'a> Runner<'a> {
             // Whoever maps again what was truncated is not told that it is mapped.
             self.look_at_memory();
             job(&mut self.endpoint);
+            self.log_about_user();
             self.mailbox.counters.jobs.fetch_add(1, Ordering::Relaxed);
         }
         self.disturbed();
+    }
+
+    /// A job may have let a user in, or scrubbed what was its.
+    fn log_about_user(&mut self) {
+        if self.about.id() != self.endpoint.about().id() {
+            // What was entered is left first.
+            self.about = Span::none().entered();
+            self.about = self.endpoint.about().clone().entered();
+        }
     }
 
     /// Sleeps until something rings, or until `deadline` on the endpoint's clock.

@@ -1,8 +1,10 @@
-//! What an engine counts.
+//! What an engine counts, and what it logs while it works for a user.
 
 mod common;
 
+use std::io;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use common::{Copier, GO, LENGTH, STATUS};
 use rackbus_fabric::Lending;
@@ -11,6 +13,31 @@ use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{EngineDevice, ServedDevice};
 use rackbus_spec::pcie::{Command, header};
+
+/// Lines of the log, from all threads.
+#[derive(Debug, Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    /// Those of this engine about refused accesses to memory that came since the last call.
+    fn refusals(&self, engine: &str) -> Vec<String> {
+        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
+        let text = String::from_utf8(bytes).unwrap();
+        let its = |line: &&str| line.contains("DMA refused") && line.contains(engine);
+        text.lines().filter(its).map(str::to_owned).collect()
+    }
+}
 
 /// Has the function read memory that nobody lent it.
 fn read_too_far(device: &EngineDevice) {
@@ -32,6 +59,33 @@ fn start(name: &str) -> (Engine, EngineDevice) {
     let engine = Engine::start(name, Copier::new(), EngineOptions::default()).unwrap();
     let device = EngineDevice::new(engine.handle().clone()).unwrap();
     (engine, device)
+}
+
+#[test]
+fn what_an_engine_logs_is_about_the_lease_of_its_user() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_thread_names(true)
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(move || writer.clone())
+        .init();
+    let (_engine, device) = start("logging");
+    for lease in [7, 8] {
+        let session = {
+            let _about = tracing::info_span!("lease", id = lease).entered();
+            device.session_of(Lending::alone(), None).unwrap()
+        };
+        read_too_far(&session);
+        let refusals = lines.refusals("logging");
+        let about = format!(" lease{{id={lease}}}: ");
+        assert!(!refusals.is_empty() && refusals.iter().all(|line| line.contains(&about)));
+    }
+    // Of a user without a lease nothing is said.
+    read_too_far(&device.session_of(Lending::alone(), None).unwrap());
+    let refusals = lines.refusals("logging");
+    assert!(!refusals.is_empty() && refusals.iter().all(|line| !line.contains("lease")));
 }
 
 #[test]

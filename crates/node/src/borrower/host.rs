@@ -19,6 +19,7 @@ use rackbus_metal::MetalError;
 use rackbus_metal::borrower::{BorrowedState, Module, WantedFunction, bind};
 use rackbus_vfio::{PciAddress, Sysfs};
 use rustix::io::Errno;
+use tracing::Span;
 
 use super::fence::FrontSlot;
 use crate::remote::OnLost;
@@ -131,9 +132,10 @@ impl HostFunctions {
             stream,
             ended: AtomicBool::new(false),
         });
-        let watched = function.clone();
+        let (watched, about) = (function.clone(), Span::current());
         let watch = move || {
-            if let Some(reason) = watched.wait_for_end() {
+            // Whoever hears of a loss says by itself which lease it is.
+            if let Some(reason) = about.in_scope(|| watched.wait_for_end()) {
                 lost(reason);
             }
         };

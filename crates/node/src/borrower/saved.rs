@@ -6,6 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rackbus_control::lease_span;
 use rackbus_lease::Borrower;
 use rackbus_link::Link;
 use rackbus_memory::{CarriedSession, Stream};
@@ -85,16 +86,17 @@ impl BorrowedFunctions {
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
         for SavedBorrow { grant, listener, client, user } in states {
+            // Engines of fronts that go on are about their lease.
+            let _about = lease_span(grant.lease).entered();
             let open = self.opened(grant);
             let listener = listener.map(|number| descriptors.take(number)).transpose()?;
             let ended = listener.is_none();
-            let lease = open.grant.lease;
             let client = client.and_then(|client| {
                 let resumed = self.resume_client(&open, client, descriptors, link);
                 // Its user loses it; all others continue.
                 resumed
                     .inspect_err(|error| {
-                        tracing::error!(lease, %error, "the user of a function cannot go on");
+                        tracing::error!(%error, "the user of a function cannot go on");
                     })
                     .ok()
             });

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rackbus_control::lease_span;
 use rackbus_lease::{Lender, Placement};
 use rackbus_link::Link;
 use rackbus_memory::{Gate, Stream};
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
+use tracing::Span;
 
 use super::{InUse, LentFunction, LentFunctions, SessionEnd};
 use crate::handover::HandOverError;
@@ -63,6 +65,8 @@ pub struct ResumedSession {
     stream: Arc<dyn Stream>,
     conversation: RestingConversation,
     placement: Placement,
+    /// Its lease, which what is logged is about.
+    about: Span,
 }
 
 impl LentFunctions {
@@ -167,6 +171,9 @@ impl LentFunctions {
             }
         };
         self.fence.lock().add(device.to_owned());
+        let lease = self.fence.lock().holder(device).map(|holder| holder.lease);
+        // Threads of the function that begin here are about its lease, too.
+        let _about = lease.map(|lease| lease_span(lease).entered());
         let resumed = state.map(|state| self.resume(&lent, state, descriptors, link)).transpose();
         let session = match resumed {
             Ok(Some(session)) => session,
@@ -236,7 +243,8 @@ impl LentFunctions {
                 Some(InUse { stream: stream.clone(), session: carried, at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
-            ResumedSession { lent: lent.clone(), session, stream, conversation, placement }
+            let (lent, about) = (lent.clone(), Span::current());
+            ResumedSession { lent, session, stream, conversation, placement, about }
         });
         Ok(session)
     }
@@ -269,7 +277,8 @@ impl ResumedSession {
     pub(crate) fn go_on(self, gate: &Gate) -> std::io::Result<()> {
         let passage = gate.enter();
         let hold = move || {
-            let ResumedSession { lent, session, stream, conversation, placement } = self;
+            let ResumedSession { lent, session, stream, conversation, placement, about } = self;
+            let _about = about.entered();
             let passage = passage;
             let end = SessionEnd(&lent);
             // Behind `end`, so that it is scrubbed first also where this thread panics.

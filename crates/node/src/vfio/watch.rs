@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use rackbus_memory::{Event, Stream};
 use rackbus_vfio::{FaultLog, InterruptIndex, IommuFault, VfioDevice, VfioError};
+use tracing::Span;
 
 /// A thread that watches for as long as this is there.
 #[derive(Debug)]
@@ -50,8 +51,10 @@ impl WatchThread {
         let mut log = FaultLog::open().ok();
         let address = device.address();
         let thread = std::thread::Builder::new().name("function watch".into()).spawn({
-            let stop = stop.clone();
+            let (stop, about) = (stop.clone(), Span::current());
             move || {
+                // What is said here is about the lease for which it is watched.
+                let _about = about.entered();
                 loop {
                     let mut fds = vec![stop.as_fd()];
                     fds.extend(events.iter().map(|(event, _)| event.as_fd()));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rackbus_memory::{Revoker, Stream};
 use rackbus_metal::{LentWindow, MetalError, OnTakenAway, WindowLoan};
 use rackbus_pci::vfio_user::ServedDevice;
+use tracing::Span;
 
 use super::Ntbs;
 use crate::lendable::LentInWindow;
@@ -72,7 +73,10 @@ impl WindowLending {
     ) -> io::Result<LentInWindow> {
         let window = self.ntbs.window_to(borrower, &self.taker)?;
         let (device, conversation) = (name.to_owned(), conversation.clone());
+        // A thread of the NTB's says so, which has no lease of its own.
+        let about = Span::current();
         let lost: OnTakenAway = Box::new(move |reason: &str| {
+            let _about = about.enter();
             tracing::warn!(device, reason, "its borrower lost it");
             conversation.shut_down();
         });

@@ -365,7 +365,8 @@ impl EngineDevice {
         EngineDevice { _scrub, ..self.clone() }
     }
 
-    /// The same for a user that lends its memory by `lending`. It may be there over a `conversation`,
+    /// The same for a user that lends its memory by `lending`. What the engine logs until the session ends is about what the
+    /// caller's thread logs about now. The user may be there over a `conversation`,
     /// which may end while this host stalls: what the user had lent is not touched afterwards.
     ///
     /// # Errors
@@ -376,7 +377,11 @@ impl EngineDevice {
         conversation: Option<Arc<dyn Stream>>,
     ) -> Result<EngineDevice, RequestRefused> {
         let session = self.session();
-        self.engine.post(move |endpoint| endpoint.begin(lending, conversation))?;
+        let about = tracing::Span::current();
+        self.engine.post(move |endpoint| {
+            endpoint.begin(lending, conversation);
+            endpoint.log_about(about);
+        })?;
         Ok(session)
     }
 
