@@ -10,7 +10,7 @@ mod stuck;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub use stuck::LeasesUnderWay;
 /// How long a lease may go on after its drive has failed: what the rack needs to notice the loss of a host or a link, four
 /// times, for a busy machine.
 const ENDS: Duration = Duration::from_secs(30);
+/// How long a control plane may not answer, which is killed or stands still for some seconds at most.
+const UNANSWERED: Duration = Duration::from_secs(120);
 
 /// Programs that use drives at the same time, and what they have done.
 #[derive(Debug)]
@@ -47,6 +49,8 @@ pub struct DriveLoad {
     done: Vec<[AtomicU64; 2]>,
     /// Leases that could not be returned yet.
     owed: Mutex<BTreeSet<u64>>,
+    /// Programs that wait for the end of a lease whose drive has failed.
+    awaiting: AtomicUsize,
 }
 
 /// A drive under a lease.
@@ -103,6 +107,7 @@ impl DriveLoad {
             leases: AtomicU64::new(0),
             done: functions.iter().map(|_| Default::default()).collect(),
             owed: Mutex::default(),
+            awaiting: AtomicUsize::new(0),
         }
     }
 
@@ -148,11 +153,17 @@ impl DriveLoad {
         let drive = self.functions.iter().position(|it| *it == function);
         let drive = drive.ok_or_else(|| CheckFailure(format!("{function} is no drive")))?;
         let options = DriveOptions { depth: 4, data: 64 << 10 };
-        let failed = match Drive::open(&lent.socket, options) {
-            Ok(mut opened) => self.operate(&mut opened, drive, lent.epoch, count, user)?.err(),
-            Err(error) => Some(error),
-        };
-        failed.map_or(Ok(()), |error| await_end(rack, function, &[lent.lease], &error))
+        let leases = [lent.lease];
+        match Drive::open(&lent.socket, options) {
+            Ok(mut opened) => match self.operate(&mut opened, drive, lent.epoch, count, user)? {
+                Ok(()) => Ok(()),
+                Err(error) => self.await_end(rack, function, &leases, &error, || false),
+            },
+            // Its lender may be out of reach for a while, without being lost.
+            Err(error) => self.await_end(rack, function, &leases, &error, || {
+                Drive::open(&lent.socket, options).is_ok()
+            }),
+        }
     }
 
     /// Does so many operations, or as many as there are until somebody else has the drive or one fails.
@@ -199,6 +210,31 @@ impl DriveLoad {
             }
         }
         Ok(Ok(()))
+    }
+
+    /// A drive has failed: its lease, or another one that it was used with, has ended, or does so soon; or what failed works
+    /// when it is tried `again`. One that fails while all go on is a defect. Meanwhile nothing more is to
+    /// [happen](DriveLoad::awaits_end) to the rack, which could end a lease for another reason.
+    ///
+    /// # Errors
+    /// When all leases go on, or nobody can say whether they do.
+    pub fn await_end(
+        &self,
+        rack: &RackProcesses,
+        function: &str,
+        leases: &[u64],
+        error: &dyn std::fmt::Display,
+        again: impl Fn() -> bool,
+    ) -> Result<()> {
+        self.awaiting.fetch_add(1, Ordering::Relaxed);
+        let outcome = await_end(rack, function, leases, error, again);
+        self.awaiting.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Whether somebody waits for the end of a lease whose drive has failed.
+    pub fn awaits_end(&self) -> bool {
+        self.awaiting.load(Ordering::Relaxed) > 0
     }
 
     /// Whether nobody with a newer epoch has come to the drive with this number since.
@@ -315,34 +351,43 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A drive has failed: its lease, or another one that it was used with, has ended, or does so soon. One that fails while
-/// all go on is a defect.
-///
-/// # Errors
-/// When all leases go on.
-pub fn await_end(
+fn await_end(
     rack: &RackProcesses,
     function: &str,
     leases: &[u64],
     error: &dyn std::fmt::Display,
+    again: impl Fn() -> bool,
 ) -> Result<()> {
-    let begun = Instant::now();
+    let (mut begun, mut answered) = (Instant::now(), Instant::now());
     loop {
         let active = |lease: &u64, all: &Value| {
             let mut all = all.as_array().into_iter().flatten();
             all.any(|it| it["lease"] == *lease && it["stage"] == "active")
         };
-        // While the control plane does not answer, nothing is known of them.
-        let go_on = rack.json(&["leases"]).map(|all| leases.iter().all(|it| active(it, &all)));
-        if matches!(go_on, Ok(false)) {
+        let asked = Instant::now();
+        match rack.json(&["leases"]) {
+            Ok(all) if !leases.iter().all(|lease| active(lease, &all)) => return Ok(()),
+            Ok(_) => {
+                answered = Instant::now();
+                let time = begun.elapsed();
+                ensure!(
+                    time < ENDS,
+                    "{function} failed, and after {} s the leases {leases:?} are active: {error}",
+                    time.as_secs()
+                );
+            }
+            Err(unanswered) => {
+                // Nothing is known of them meanwhile.
+                begun += asked.elapsed();
+                ensure!(
+                    answered.elapsed() < UNANSWERED,
+                    "{function} failed: {error}; {unanswered}"
+                );
+            }
+        }
+        if again() {
             return Ok(());
         }
-        let time = begun.elapsed();
-        ensure!(
-            go_on.is_err() || time < ENDS,
-            "{function} failed, and after {} s the leases {leases:?} are active: {error}",
-            time.as_secs()
-        );
         std::thread::sleep(Duration::from_millis(100));
     }
 }

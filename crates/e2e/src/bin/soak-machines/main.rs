@@ -83,7 +83,9 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     let outcome = soak.run(length, Random(seed));
     if outcome.is_err() {
         // The machines' files go with the testbed.
-        soak.keep_logs(dir)?;
+        if let Err(error) = soak.keep_logs(dir) {
+            eprintln!("the machines' logs are not kept: {error}");
+        }
     }
     outcome
 }
@@ -133,7 +135,14 @@ impl Soak {
             let mut outcome = Ok(());
             let failed = || workers.iter().any(|worker| worker.is_finished());
             while begun.elapsed() < length && !failed() && outcome.is_ok() {
-                outcome = disturber.disturb().and_then(|()| under_way.look(&self.control));
+                let disturbed = match self.load.awaits_end() {
+                    true => {
+                        std::thread::sleep(Duration::from_millis(100));
+                        Ok(())
+                    }
+                    false => disturber.disturb(),
+                };
+                outcome = disturbed.and_then(|()| under_way.look(&self.control));
                 if told.elapsed() > Duration::from_secs(10) {
                     told = Instant::now();
                     let operations = self.load.operations.load(Ordering::Relaxed);

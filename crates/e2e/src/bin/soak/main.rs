@@ -158,7 +158,9 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
         Ok(done) => done,
         Err(failure) => {
             // The rack's files go with it.
-            soak.rack.keep_logs(dir)?;
+            if let Err(error) = soak.rack.keep_logs(dir) {
+                eprintln!("the rack's logs are not kept: {error}");
+            }
             return Err(failure);
         }
     };
@@ -222,7 +224,14 @@ impl Soak {
                 so_far < length || (so_far < LONGEST && !soak.did_all_at_least_once())
             };
             while goes_on(begun.elapsed()) && !failed() && outcome.is_ok() {
-                outcome = disturber.disturb().and_then(|()| under_way.look(&soak.rack));
+                let disturbed = match soak.load.awaits_end() {
+                    true => {
+                        std::thread::sleep(Duration::from_millis(100));
+                        Ok(())
+                    }
+                    false => disturber.disturb(),
+                };
+                outcome = disturbed.and_then(|()| under_way.look(&soak.rack));
                 if told.elapsed() > Duration::from_secs(10) {
                     told = Instant::now();
                     let operations = soak.load.operations.load(Ordering::Relaxed);

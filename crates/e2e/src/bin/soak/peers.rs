@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::Result;
-use rackbus_e2e::soak::{BLOCK, BLOCKS, LentDrive, await_end};
+use rackbus_e2e::soak::{BLOCK, BLOCKS, LentDrive};
 use rackbus_memory::Region;
 use rackbus_pci::vfio_user::Client;
 use rackbus_seeds::Random;
@@ -86,17 +86,24 @@ fn use_all(
     count: usize,
     random: &mut Random,
 ) -> Result<()> {
-    let ended = |function: &str, leases: &[u64], error: &dyn std::fmt::Display| {
-        await_end(&soak.rack, function, leases, error)
+    let load = &soak.load;
+    let absent = "it does not answer";
+    let Some(target) = Target::open(&memory.socket) else {
+        return load.await_end(&soak.rack, "the memory", &[memory.lease], &absent, || {
+            Target::open(&memory.socket).is_some()
+        });
     };
-    let memory_ended = || ended("the memory", &[memory.lease], &"it does not answer");
-    let Some(target) = Target::open(&memory.socket) else { return memory_ended() };
     let options = DriveOptions { depth: 4, data: 64 << 10 };
     let mut opened = Vec::new();
     for (drive, lent) in drives {
         match Drive::open(&lent.socket, options) {
             Ok(it) => opened.push((*drive, lent, it)),
-            Err(error) => return ended(FUNCTIONS[*drive], &[lent.lease], &error),
+            Err(error) => {
+                let function = FUNCTIONS[*drive];
+                return load.await_end(&soak.rack, function, &[lent.lease], &error, || {
+                    Drive::open(&lent.socket, options).is_ok()
+                });
+            }
         }
     }
     for _ in 0..count {
@@ -109,12 +116,13 @@ fn use_all(
         }
         let lba = (block * BLOCK / 512) as u64;
         if let Err(error) = opened.read_to(lba, BLOCK, AT + place as u64) {
-            return ended(FUNCTIONS[*drive], &[lent.lease, memory.lease], &error);
+            let leases = [lent.lease, memory.lease];
+            return load.await_end(&soak.rack, FUNCTIONS[*drive], &leases, &error, || false);
         }
         let mut data = vec![0; BLOCK];
         let copied = target.memory.slice(place, BLOCK).map(|part| part.copy_to(&mut data));
         if copied.is_none() || !target.is_there() {
-            return memory_ended();
+            return load.await_end(&soak.rack, "the memory", &[memory.lease], &absent, || false);
         }
         soak.load.check(*drive, lent.epoch, block, &data, ", by peer-to-peer")?;
         soak.moved.fetch_add(1, Ordering::Relaxed);
