@@ -404,7 +404,6 @@ fn metrics_count_what_is_done() {
         "rackbus_link_conversations{service=\"functions\"} 1.0",
         "rackbus_link_conversations_begun_total{service=\"functions\"} 1",
         "rackbus_node_leases{role=\"lender\",state=\"armed\"} 1.0",
-        "rackbus_node_leases{role=\"borrower\",state=\"open\"} 0.0",
         "rackbus_shared_memory{what=\"segments\"} 0.0",
     ] {
         assert!(node.lines().any(|found| found == line), "{line} is not in\n{node}");

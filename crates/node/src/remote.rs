@@ -67,11 +67,16 @@ impl LenderConversation {
         self.refused.count.load(Ordering::Relaxed)
     }
 
+    /// It ends for this side's reasons from now on: that it does is no loss.
+    pub fn expect_end(&self) {
+        self.ended_here.store(true, Ordering::Release);
+    }
+
     /// Lets the lender go. The device answers as an absent one from now on.
     pub fn end(&self) {
         // What was lost before is lost anyway: a user may release a function because it fails.
         if !self.client.is_closed() {
-            self.ended_here.store(true, Ordering::Release);
+            self.expect_end();
         }
         self.gone.store(true, Ordering::Release);
         self.client.shut_down();

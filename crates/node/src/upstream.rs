@@ -277,6 +277,9 @@ impl Lendable for Upstream {
     }
 
     fn revoke(&self) {
+        if let Some(conversation) = &*locked(&self.conversation) {
+            conversation.expect_end();
+        }
         if let Some(child) = locked(&self.process).as_mut() {
             // All that it had mapped goes with it.
             let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

@@ -63,23 +63,20 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
     // Nobody else changes it, or takes the name while there is no VM that has it.
     let (record, _claim) = hold(context, &args.name)?;
     let prepared = async {
-        let moving = Moving::check(context, &record, &args.host).await?;
+        // The VM's name is held: nobody stops it meanwhile.
+        let checked = Moving::check(context, &record, &args.host);
+        let moving = tokio::time::timeout(PREPARED, checked).await;
+        let moving = moving.unwrap_or_else(|_| Err(unanswered(&args.name)))?;
         let waiting = moving.wait_first().await?;
         Ok::<_, Failure>((moving, waiting))
     };
-    let stays = format!("VM {} goes on where it is", args.name);
     let (mut moving, waiting) = tokio::select! {
         biased;
         // What waits at the control plane goes with this process.
-        () = requests.wait() => return Err(Failure::new("interrupted", stays)),
-        // The VM's name is held: nobody stops it meanwhile.
-        prepared = tokio::time::timeout(PREPARED, prepared) => match prepared {
-            Ok(prepared) => prepared?,
-            Err(_) => {
-                let error = format!("the control plane does not answer for {} s", PREPARED.as_secs());
-                return Err(Failure::new(error, format!("{stays}; see `rackbus control status`")));
-            }
-        },
+        () = requests.wait() => {
+            return Err(Failure::new("interrupted", format!("VM {} goes on where it is", args.name)));
+        }
+        prepared = prepared => prepared?,
     };
     if let Err(failure) = moving.switch_off(&record, &args.name).await {
         waiting.abort();
@@ -113,6 +110,11 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
         )),
         false => Ok(()),
     }
+}
+
+fn unanswered(name: &str) -> Failure {
+    let error = format!("the control plane does not answer for {} s", PREPARED.as_secs());
+    Failure::new(error, format!("VM {name} goes on where it is; see `rackbus control status`"))
 }
 
 impl<'a> Moving<'a> {
@@ -286,8 +288,18 @@ impl<'a> Moving<'a> {
             }
             client.borrow_together(&request, &key).await
         });
+        let deadline = tokio::time::Instant::now() + PREPARED;
         loop {
-            let devices = self.context.client.devices().await?;
+            let devices = tokio::time::timeout_at(deadline, self.context.client.devices()).await;
+            let devices = match devices {
+                Ok(devices) => devices?,
+                // What it has answered is looked at.
+                Err(_) if asked.is_finished() => Vec::new(),
+                Err(_) => {
+                    asked.abort();
+                    return Err(unanswered(&self.spec.name));
+                }
+            };
             let waits = |lease: &Lease| {
                 devices.iter().any(|it| it.function == lease.function && it.waiting > 0)
             };
