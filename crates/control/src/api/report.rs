@@ -201,6 +201,20 @@ pub struct NodeReport {
     pub accelerators: std::collections::BTreeMap<String, AcceleratorRoom>,
 }
 
+impl NodeReport {
+    /// Leaves out names of counts that are more, or longer, than a node has: they become labels of metrics.
+    pub(crate) fn bound_names(&mut self) {
+        const MOST: usize = 64;
+        let NodeReport { shared_memory, channels, conversations, over_bounds, .. } = self;
+        for counts in [shared_memory, channels, conversations, over_bounds] {
+            counts.retain(|name, _| name.len() <= MOST);
+            while counts.len() > MOST {
+                counts.pop_last();
+            }
+        }
+    }
+}
+
 /// Messages of the lending protocol from a node, and what it says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeMessages {

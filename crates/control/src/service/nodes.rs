@@ -86,6 +86,7 @@ impl WriterShared {
         report.devices.retain(|name, _| own.iter().any(|own| own.function.device == *name));
         let has = |device: &String| own.iter().any(|own| device_of(&own.function.device) == device);
         report.accelerators.retain(|name, room| has(name) && room.is_bounded());
+        report.bound_names();
         let mut known = self.known();
         report.fronts.retain(|name, _| known.borrows(host, name));
         report.peers.retain(|name, _| known.borrows(host, name));
