@@ -3,7 +3,8 @@
 //! A candidate has a lease of etcd's, which it keeps alive, and leads while a key that is bound to that lease is its
 //! own. etcd's clock says when a lease is over; so that a leader never believes in one that is, its time is counted by
 //! its own clock from the moment a renewal was *sent*, and ends a margin before the time to live. What it commits is
-//! fenced besides ([`crate::store::Etcd`]): this here bounds how long somebody may be told what is no longer so.
+//! fenced besides ([`crate::store::Etcd`]): this here bounds how long somebody may be told what is no longer so. The clock
+//! is one of this machine's that never goes back, nor stands while the machine sleeps.
 
 use rackbus_lease::Millis;
 
