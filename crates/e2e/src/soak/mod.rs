@@ -26,10 +26,10 @@ pub use model::{BLOCK, BLOCKS, DriveModel, content};
 pub use program::run_as_program;
 pub use stuck::LeasesUnderWay;
 
-/// How long a lease may go on after its drive has failed: what the rack needs to notice the loss of a host or a link, four
-/// times, for a busy machine.
+/// How long a lease may go on after its drive has failed: longer than the rack needs to notice the loss of a host or a link,
+/// with room for a busy machine.
 const ENDS: Duration = Duration::from_secs(30);
-/// How long a control plane may not answer, which is killed or stands still for some seconds at most.
+/// How long the control plane may fail to answer. Disturbances keep it from that for some seconds at most.
 const UNANSWERED: Duration = Duration::from_secs(120);
 
 /// Programs that use drives at the same time, and what they have done.
@@ -58,9 +58,9 @@ pub struct DriveLoad {
 pub struct LentDrive {
     /// The lease's number.
     pub lease: u64,
-    /// Its fencing epoch.
+    /// The lease's fencing epoch: data of a newer one may have replaced what this lease wrote.
     pub epoch: u64,
-    /// Where its function is used.
+    /// The vfio-user socket at which its function is used.
     pub socket: PathBuf,
 }
 

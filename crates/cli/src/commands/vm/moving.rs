@@ -113,7 +113,8 @@ pub async fn move_vm(args: &MoveArgs, context: &Context<'_>) -> Result<(), Failu
 }
 
 fn unanswered(name: &str) -> Failure {
-    let error = format!("the control plane does not answer for {} s", PREPARED.as_secs());
+    let error =
+        format!("the control plane has not taken the request within {} s", PREPARED.as_secs());
     Failure::new(error, format!("VM {name} goes on where it is; see `rackbus control status`"))
 }
 

@@ -20,7 +20,8 @@ use super::super::function::{Nic, PollOutcome, RECEIVE, TRANSMIT, count};
 use super::{ATTEND, Answer, Ask, Batch, Filling, LAYOUT, WATCH, is_inward, is_outward, kind};
 use crate::either::either_of;
 
-/// Messages, and frames in each direction, in one poll: a revocation waits no longer than these take to begin.
+/// Messages, and frames in each direction, in one poll: a revocation waits no longer than these take to begin. Frames that
+/// are given up when the front's driver is reset come on top: their headers are read to count them, once for each reset.
 const TURN: usize = 64;
 /// A receiver without room rings when it has some, and never if it is stopped: then its frames are to be dropped.
 const RETRY_NS: u64 = 1_000_000;
