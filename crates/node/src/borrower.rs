@@ -237,10 +237,21 @@ impl BorrowedFunctions {
     /// A lease without its server.
     fn opened(&self, grant: Grant) -> Arc<Open> {
         let path = socket_path(&self.folder, &grant.function.device, grant.lease);
-        let (server, attachment, fixed, membership, user) = Default::default();
+        let (server, attachment, fixed, membership, user, was_used) = Default::default();
         let lent_out = LentOut::new(self.fabric.clone(), &self.host);
         let fence = self.fence.clone();
-        Arc::new(Open { grant, path, server, lent_out, attachment, fixed, fence, membership, user })
+        Arc::new(Open {
+            grant,
+            path,
+            server,
+            lent_out,
+            attachment,
+            fixed,
+            fence,
+            membership,
+            user,
+            was_used,
+        })
     }
 
     fn opener(&self, open: &Arc<Open>) -> AttachOpener {

@@ -9,6 +9,17 @@ use rackbus_lease::{LeaseId, Millis, TurnUse};
 /// How often it is looked who uses a turn, in milliseconds.
 const LOOK: Millis = 20;
 
+/// Whether anybody has used a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseUse {
+    /// Nobody has opened its function yet.
+    Unused,
+    /// Somebody has it open.
+    InUse,
+    /// Who had it open has released it, however soon.
+    Released,
+}
+
 /// A turn that can be used.
 #[derive(Debug)]
 struct Turn {
@@ -40,21 +51,24 @@ impl UsableTurns {
         if self.open.is_empty() { Millis::MAX } else { now.saturating_add(LOOK) }
     }
 
-    /// The turns that are not needed any more; `has_user` tells whether somebody has one open. Each is told once.
+    /// The turns that are not needed any more, as `use_of` tells whether somebody has one open, or had it since it
+    /// began. Each is told once.
     pub fn look(
         &mut self,
         now: Millis,
-        has_user: impl Fn(LeaseId) -> bool,
+        use_of: impl Fn(LeaseId) -> LeaseUse,
     ) -> Vec<(LeaseId, TurnUse)> {
         let mut done = Vec::new();
         self.open.retain(|lease, turn| {
-            let has_user = has_user(*lease);
-            turn.used |= has_user;
-            let how = match (turn.used, has_user) {
-                (true, true) => return true,
-                (true, false) => TurnUse::Used,
-                (false, _) if now >= turn.claim_by => TurnUse::Unused,
-                (false, _) => return true,
+            let how = match use_of(*lease) {
+                LeaseUse::InUse => {
+                    turn.used = true;
+                    return true;
+                }
+                LeaseUse::Released => TurnUse::Used,
+                LeaseUse::Unused if turn.used => TurnUse::Used,
+                LeaseUse::Unused if now >= turn.claim_by => TurnUse::Unused,
+                LeaseUse::Unused => return true,
             };
             done.push((*lease, how));
             false
@@ -67,6 +81,11 @@ impl UsableTurns {
 mod tests {
     use super::*;
 
+    /// Only one lease is in use.
+    fn only(in_use: LeaseId) -> impl Fn(LeaseId) -> LeaseUse {
+        move |lease| if lease == in_use { LeaseUse::InUse } else { LeaseUse::Unused }
+    }
+
     #[test]
     fn a_turn_is_given_back_when_its_user_goes_or_nobody_comes() {
         let mut turns = UsableTurns::default();
@@ -74,12 +93,21 @@ mod tests {
         turns.begin(0, 1, 100);
         turns.begin(0, 2, 100);
         turns.begin(0, 3, 100);
-        assert_eq!(turns.look(50, |lease| lease == 1), []);
-        assert_eq!(turns.look(99, |lease| lease == 1), []);
+        assert_eq!(turns.look(50, only(1)), []);
+        assert_eq!(turns.look(99, only(1)), []);
         turns.end(3);
-        assert_eq!(turns.look(100, |lease| lease == 1), [(2, TurnUse::Unused)]);
-        assert_eq!(turns.look(500, |lease| lease == 1), [], "told once, and used for longer");
-        assert_eq!(turns.look(501, |_| false), [(1, TurnUse::Used)]);
+        assert_eq!(turns.look(100, only(1)), [(2, TurnUse::Unused)]);
+        assert_eq!(turns.look(500, only(1)), [], "told once, and used for longer");
+        assert_eq!(turns.look(501, |_| LeaseUse::Unused), [(1, TurnUse::Used)]);
         assert_eq!(turns.due(501), Millis::MAX);
+    }
+
+    /// A program may be done within a few milliseconds, between two looks.
+    #[test]
+    fn a_turn_that_was_used_between_two_looks_was_used() {
+        let mut turns = UsableTurns::default();
+        turns.begin(0, 1, 100);
+        assert_eq!(turns.look(20, |_| LeaseUse::Unused), []);
+        assert_eq!(turns.look(40, |_| LeaseUse::Released), [(1, TurnUse::Used)]);
     }
 }

@@ -172,8 +172,7 @@ impl Agent {
     /// Gives back what is not needed any more.
     pub(super) fn look_at_turns(&mut self, now: Millis) {
         let borrower = self.borrower.clone();
-        let has_user = |lease| borrower.user(lease).is_some_and(|(_, user)| user.is_some());
-        for (lease, how) in self.turns.look(now, has_user) {
+        for (lease, how) in self.turns.look(now, |lease| borrower.use_of(lease)) {
             let actions = self.borrower.decide(|it| it.turn_used(lease, how));
             self.do_borrower(actions);
         }

@@ -1,5 +1,6 @@
 //! Attaches to the lender for each client that opens a function's socket, and makes the device that the client sees.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +80,7 @@ impl Opener for AttachOpener {
         let stream =
             stream.map_err(|error| RequestRefused::new(Errno::NODEV, error.to_string()))?;
         let device = self.attach(&open, stream)?;
+        open.was_used.store(true, Ordering::Release);
         self.tell_use(&open);
         tracing::info!(process = open.process(), "in use");
         Ok(device)

@@ -1,6 +1,7 @@
 //! A borrowed function, from the grant of its lease to its end.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::front::MediumConversation;
 use crate::lent_out::LentOut;
 use crate::peers::PeerMembership;
 use crate::remote::LenderConversation;
+use crate::turns::LeaseUse;
 use crate::users::VmUser;
 
 /// A borrowed function, from the grant of its lease to its end.
@@ -32,6 +34,8 @@ pub(super) struct Open {
     pub(super) membership: Mutex<Option<Arc<PeerMembership>>>,
     /// The VM that uses it, or the last user if that was one: when it has ended, the lease is returned.
     pub(super) user: Mutex<Option<VmUser>>,
+    /// Whether somebody has attached since the lease began, or since this process has it.
+    pub(super) was_used: AtomicBool,
 }
 
 /// The conversation with a lender.
@@ -98,6 +102,17 @@ impl Open {
         self.leave_peers();
         if let Some(attachment) = &*self.attachment() {
             attachment.end();
+        }
+    }
+
+    /// Whether somebody has it open, or had it.
+    pub(super) fn use_of(&self) -> LeaseUse {
+        // Who attaches after the first look is a process at the second one, unless it has released it again.
+        let was_used = self.was_used.load(Ordering::Acquire);
+        match (was_used, self.process()) {
+            (_, Some(_)) => LeaseUse::InUse,
+            (true, None) => LeaseUse::Released,
+            (false, None) => LeaseUse::Unused,
         }
     }
 

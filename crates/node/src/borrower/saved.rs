@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_control::lease_span;
@@ -128,6 +129,7 @@ impl BorrowedFunctions {
     ) -> std::io::Result<ResumedClient> {
         let ClientState { stream, conversation, shape, fixed, lender, lent, front, windows } =
             client;
+        open.was_used.store(true, Ordering::Release);
         if let Err(error) = open.lent_out.resume(lent) {
             tracing::error!(%error, "memory that was lent before the restart is beyond the host's limit");
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rackbus_lease::{LeaseId, TurnOf};
 
 use super::{BorrowedFunctions, Open};
+use crate::turns::LeaseUse;
 
 /// How often it is looked whether a user has released the function.
 const LOOK: Duration = Duration::from_millis(5);
@@ -27,6 +28,11 @@ impl BorrowedFunctions {
     /// The share whose turn a lease is.
     pub fn turn(&self, lease: LeaseId) -> Option<TurnOf> {
         self.all().get(&lease)?.grant.turn.clone()
+    }
+
+    /// Whether a lease is in use, or was.
+    pub fn use_of(&self, lease: LeaseId) -> LeaseUse {
+        self.all().get(&lease).map_or(LeaseUse::Unused, |open| open.use_of())
     }
 
     /// Waits until nobody uses a lease any more, while `left` says that there is time.
