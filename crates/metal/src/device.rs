@@ -1,15 +1,18 @@
 //! What is lent in a window: a function of this machine, or the model of one.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Event, MappedRegisters};
+use rackbus_fabric::Loan;
+use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::region;
 use rackbus_vfio::{InterruptIndex, RangeTarget, VfioDevice};
 
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
+use crate::ntb::Ntb;
 use crate::requests::DEVICE_CONTROL_BITS;
 use crate::window::{BAR_64, BAR_PREFETCH, PAGE};
 
@@ -120,14 +123,20 @@ pub(crate) struct PhysicalDevice {
     given_up: Event,
     /// Enables MSI-X in the device; nothing rings it, as the table is the borrower's.
     _vector: Event,
+    /// The borrower's memory: what the IOMMU lets its DMA through to.
+    _memory: Loan<Option<MemoryHandle>>,
 }
 
 impl PhysicalDevice {
-    /// Resets a function and makes it ready.
+    /// Resets a function and makes it ready. `lending` lends it the borrower's memory, which it reaches through the NTB.
     ///
     /// # Errors
-    /// When it cannot be lent through a window, or VFIO refuses.
-    pub fn prepare(device: VfioDevice) -> Result<ReadyDevice, MetalError> {
+    /// When it cannot be lent through a window, the borrower's memory cannot be lent to it, or VFIO refuses.
+    pub fn prepare(
+        device: VfioDevice,
+        ntb: &Ntb,
+        lending: &Lending,
+    ) -> Result<ReadyDevice, MetalError> {
         let address = device.address();
         if !device.resets_itself() {
             return Err(not_lendable(
@@ -135,6 +144,9 @@ impl PhysicalDevice {
                 "it has no reset of its own, and a reset of its bus would take other functions with it",
             ));
         }
+        let Range { start, end } = ntb.plan().memory;
+        let both = Access::READ | Access::WRITE;
+        let memory = lending.lend(start, end - start, both, Some(ntb.memory()?))?;
         // Reset before anybody has it, and its memory on from here to the end.
         device.reset()?;
         device.enable_memory()?;
@@ -155,6 +167,7 @@ impl PhysicalDevice {
             device_control: image.writable.device_control,
             given_up,
             _vector: vector,
+            _memory: memory,
             device,
         };
         device.mask_all();

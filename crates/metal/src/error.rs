@@ -56,6 +56,9 @@ pub enum MetalError {
         /// What the model says.
         cause: rackbus_pci::vfio_user::RequestRefused,
     },
+    /// The borrower's memory cannot be lent to it.
+    #[error("the borrower's memory is not lent: {0}")]
+    NotLent(#[from] rackbus_fabric::LoanError),
     /// The window has no room for its BARs.
     #[error(
         "the NTB's window has no room for the BARs of {0}: lend fewer devices, or give the NTB a larger window"

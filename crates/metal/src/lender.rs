@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Event, Revoker};
+use rackbus_memory::{Event, Lending, Revoker};
 use rackbus_pci::vfio_user::ServedDevice;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
@@ -96,19 +96,23 @@ impl LentWindow {
     }
 
     /// Lends a function that is bound to `vfio-pci`, for the lease of this epoch, which is higher than that of any other
-    /// that was lent here. It is ready on return, and taken away when what is returned is dropped. `lost` is called when
-    /// it was taken away before, with the reason.
+    /// that was lent here. It is ready on return, and taken away when what is returned is dropped. `lending` lends it the
+    /// borrower's memory meanwhile. `lost` is called when it was taken away before, with the reason.
     ///
     /// # Errors
-    /// When it cannot be lent through a window, there is no room, or VFIO refuses.
+    /// When it cannot be lent through a window, there is no room, the borrower's memory cannot be lent to it, or VFIO
+    /// refuses.
     pub fn lend(
         &self,
         facts: Facts,
+        lending: &Lending,
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
         let device = VfioDevice::open(self.shared.ntb.container(), facts);
-        let ready = device.map_err(MetalError::from).and_then(PhysicalDevice::prepare);
+        let ready = device
+            .map_err(MetalError::from)
+            .and_then(|device| PhysicalDevice::prepare(device, &self.shared.ntb, lending));
         let outcome = ready.and_then(|ready| self.lend_ready(ready, epoch, lost));
         if outcome.is_err() {
             self.shared.ntb.container().leave_idle_groups();

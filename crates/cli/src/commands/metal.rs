@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rackbus_memory::Lending;
 use rackbus_metal::borrower::{self, BorrowedState, Module, ModuleStatus, WantedFunction};
 use rackbus_metal::{LentWindow, MetalError};
 use rackbus_vfio::{Bindings, PciAddress, TakenFunction, VfioError};
@@ -189,7 +190,9 @@ fn take_and_lend(
     let facts = |address| bindings.sysfs().facts(address).map_err(failure);
     let window = LentWindow::open(facts(ntb)?).map_err(failure)?;
     let lost = Box::new(|reason: &str| tracing::error!(reason, "the borrower lost it"));
-    let lent = window.lend(facts(device)?, epoch, lost).map_err(failure)?;
+    // There is no rack whose file could bound it.
+    let lending = Lending::alone();
+    let lent = window.lend(facts(device)?, &lending, epoch, lost).map_err(failure)?;
     Ok((window, lent))
 }
 

@@ -257,16 +257,15 @@ impl Lendable for Physical {
         Ok(Box::new(session.map_err(io::Error::other)?))
     }
 
-    /// Its DMA is the IOMMU's to bound: no loan of the fabric's leads to the borrower's memory.
     fn lend_in_window(
         &self,
         borrower: &str,
         epoch: u64,
-        _lending: Lending,
+        lending: Lending,
         stream: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
         let facts = self.take().map_err(io::Error::other)?;
-        let lend = |window: &LentWindow, lost| window.lend(facts, epoch, lost);
+        let lend = |window: &LentWindow, lost| window.lend(facts, &lending, epoch, lost);
         let lent = self.windows.lend_by(&self.name, borrower, stream, lend)?;
         self.shared.count();
         Ok(lent)
