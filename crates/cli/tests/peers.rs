@@ -92,6 +92,11 @@ fn bytes_take_the_route_that_path_shows_and_the_borrower_touches_none() {
         (&windows[0]["device"], &windows[0]["node"]),
         (&"gamma/ram0".into(), &"alpha".into())
     );
+    // What the program may map is no secret either.
+    let of_beta = rack.json(&["reach", "beta"]).as_array().unwrap().clone();
+    let of_beta: Vec<_> = of_beta.iter().filter(|range| range["to"] == "bar").collect();
+    assert_eq!((of_beta.len(), &of_beta[0]["device"]), (1, &"gamma/ram0".into()), "{of_beta:?}");
+    assert_eq!((&of_beta[0]["bar"], &of_beta[0]["node"]), (&2.into(), &"gamma".into()));
     // Its node has the descriptor, which it passed on, and never mapped it.
     let maps = |host: &str| {
         let process = rack.process(Some(host)).pid.as_raw_nonzero();

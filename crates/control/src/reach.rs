@@ -3,7 +3,7 @@
 //! The answer is read from the node's fabric when it is asked for: where a range leads is what
 //! [`Fabric::route`] says, which the timing model walks as well.
 
-use rackbus_fabric::{Access, Fabric, Place, Reached};
+use rackbus_fabric::{Access, Fabric, FunctionInterrupt, Place, Reached};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{ApiError, Hop};
@@ -13,7 +13,8 @@ use crate::service::views::problem;
 /// A range that a function, or the processors of a host, reach now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReachedRange {
-    /// What its user calls its first byte: for a function, the address that its driver gave it.
+    /// What its user calls its first byte: for a function, the address that its driver gave it; for one of its
+    /// interrupts, where its entry is in the table of interrupt remapping.
     pub at: u64,
     /// Its length in bytes.
     pub length: u64,
@@ -55,6 +56,14 @@ pub enum ReachedPlace {
         /// Whether data goes with it.
         data: bool,
     },
+    /// What a process has wired to an interrupt of the function.
+    Wired {
+        /// The host whose process it is.
+        host: String,
+        /// Number of the vector; nothing for the INTx pin.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        vector: Option<u16>,
+    },
     /// A BAR of a device.
     Bar {
         /// Name of the device, `HOST/DEVICE`.
@@ -93,6 +102,13 @@ fn place(fabric: &Fabric, place: Place) -> ReachedPlace {
         Place::Memory { host, offset } => ReachedPlace::Exported { host: name(host), offset },
         Place::Interrupt { host, number, data } => {
             ReachedPlace::Interrupt { host: name(host), number, data }
+        }
+        Place::Wired { host, interrupt } => {
+            let vector = match interrupt {
+                FunctionInterrupt::Vector(vector) => Some(vector),
+                FunctionInterrupt::Pin => None,
+            };
+            ReachedPlace::Wired { host: name(host), vector }
         }
         Place::Bar { device, bar, offset } => {
             let device = fabric.topology().component(device).name.clone();

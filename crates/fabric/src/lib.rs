@@ -38,7 +38,8 @@ pub use loan::{
     UnknownPart,
 };
 pub use system::{
-    AccessError, AddressTarget, Fabric, ObjectKey, Place, Requester, Resolved, Route, SpaceError,
+    AccessError, AddressTarget, Fabric, FunctionInterrupt, ObjectKey, Place, Requester, Resolved,
+    Route, SpaceError,
 };
 pub use topology::{
     ComponentId, ComponentKind, FabricPath, HostId, Topology, TopologyError, TopologyLink,

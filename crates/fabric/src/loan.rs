@@ -13,6 +13,7 @@ mod bar;
 mod counted;
 mod handle;
 mod held;
+mod interrupt;
 mod reached;
 
 pub use bar::BarPlace;
@@ -209,6 +210,9 @@ impl Fabric {
             Requester::Device(function) => self
                 .grant(function, entries.at, length, access, seen_as)
                 .map_err(|error| (error, steps))?,
+            Requester::Interrupts(function) => {
+                self.remap(function, entries.at, seen_as).map_err(|error| (error, steps))?
+            }
         }
         Ok(())
     }
@@ -250,8 +254,11 @@ impl Fabric {
             Requester::Cpu(host) if steps == ALL => {
                 self.shared.entry(host).or_default().remove(&at);
             }
+            Requester::Interrupts(function) if steps == ALL => {
+                let _ = self.unremap(function, at);
+            }
             // It has nothing yet: that is the last step.
-            Requester::Device(_) | Requester::Cpu(_) => {}
+            Requester::Device(_) | Requester::Interrupts(_) | Requester::Cpu(_) => {}
         }
         if let Some((peer, seen_as)) = window {
             if steps >= 3 {
@@ -272,7 +279,7 @@ impl Fabric {
     pub(crate) fn host_of(&self, requester: Requester) -> Result<HostId, SpaceError> {
         match requester {
             Requester::Cpu(host) => Ok(host),
-            Requester::Device(id) => {
+            Requester::Device(id) | Requester::Interrupts(id) => {
                 let part = self.topology.component(id);
                 part.host.ok_or_else(|| SpaceError::Misplaced(part.name.clone()))
             }

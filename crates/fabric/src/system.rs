@@ -23,6 +23,32 @@ pub enum Requester {
     Cpu(HostId),
     /// A device, by its IOMMU domain.
     Device(ComponentId),
+    /// A device that raises an interrupt, by its host's interrupt remapping: a table apart from its IOMMU domain, in which
+    /// the address is the [place](FunctionInterrupt::place) of the interrupt.
+    Interrupts(ComponentId),
+}
+
+/// An interrupt of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FunctionInterrupt {
+    /// A vector of MSI-X or MSI.
+    Vector(u16),
+    /// The INTx pin.
+    Pin,
+}
+
+impl FunctionInterrupt {
+    /// Bytes of the message that raises it (PCIe base 6.0, section 6.1.4).
+    pub const MESSAGE: u64 = 4;
+
+    /// Where its entry begins in the table of interrupt remapping; that of the pin is behind those of all vectors.
+    pub fn place(self) -> u64 {
+        let number = match self {
+            FunctionInterrupt::Vector(vector) => u64::from(vector),
+            FunctionInterrupt::Pin => 1 << 16,
+        };
+        number * FunctionInterrupt::MESSAGE
+    }
 }
 
 /// A file, or whatever else its host keeps memory in, as that host knows it: two numbers that no other
@@ -52,6 +78,8 @@ pub enum AddressTarget {
         /// Whether data goes with it.
         data: bool,
     },
+    /// What a process of the host has wired to an interrupt of a function.
+    Wired(FunctionInterrupt),
     /// A BAR of one of the host's devices, from `offset` on.
     Bar {
         /// The device whose BAR it is.
@@ -99,6 +127,13 @@ pub enum Place {
         number: u32,
         /// Whether data goes with it.
         data: bool,
+    },
+    /// At what a process of a host has wired to an interrupt of a function.
+    Wired {
+        /// The host that takes the interrupt.
+        host: HostId,
+        /// Which interrupt of the function.
+        interrupt: FunctionInterrupt,
     },
     /// In a device's BAR.
     Bar {
@@ -183,6 +218,8 @@ pub struct Fabric {
     spaces: BTreeMap<HostId, Domain<AddressTarget>>,
     /// By requester: addresses to host addresses.
     domains: BTreeMap<ComponentId, Domain<u64>>,
+    /// By device: the table of interrupt remapping, to host addresses.
+    remapping: BTreeMap<ComponentId, Domain<u64>>,
     /// By owner: bytes that are lent, and of which objects.
     pub(crate) lent: BTreeMap<HostId, (u64, BTreeMap<ObjectKey, Coverage>)>,
     /// Where each host's processors have a loan, by their addresses.
@@ -196,6 +233,8 @@ struct WalkPosition {
     host: HostId,
     /// `None` for a processor.
     requester: Option<ComponentId>,
+    /// What is looked up is an interrupt.
+    raises: bool,
     address: u64,
     length: u64,
     windows: usize,
@@ -208,6 +247,7 @@ impl Fabric {
             topology,
             spaces: BTreeMap::new(),
             domains: BTreeMap::new(),
+            remapping: BTreeMap::new(),
             lent: BTreeMap::new(),
             shared: BTreeMap::new(),
             bridges: BTreeMap::new(),
@@ -252,7 +292,7 @@ impl Fabric {
                 (offset, Some(self.topology.host(host).memory_size))
             }
             AddressTarget::Lent { offset, .. } => (offset, None),
-            AddressTarget::Interrupt { .. } => (0, None),
+            AddressTarget::Interrupt { .. } | AddressTarget::Wired(_) => (0, None),
             AddressTarget::Bar { device, offset, .. } => {
                 part(device, ComponentKind::Device, Some(host))?;
                 (offset, None)
@@ -302,6 +342,42 @@ impl Fabric {
         access: Access,
         address: u64,
     ) -> Result<(), SpaceError> {
+        self.check_grant(requester, iova, length, address)?;
+        Ok(self.domains.entry(requester).or_default().map(iova, length, access, address)?)
+    }
+
+    /// Lets a device raise the interrupt whose entry is at `place` by a message to `address` of its host.
+    ///
+    /// # Errors
+    /// [`SpaceError`]; nothing changes then.
+    pub(crate) fn remap(
+        &mut self,
+        device: ComponentId,
+        place: u64,
+        address: u64,
+    ) -> Result<(), SpaceError> {
+        let length = FunctionInterrupt::MESSAGE;
+        self.check_grant(device, place, length, address)?;
+        Ok(self.remapping.entry(device).or_default().map(place, length, Access::WRITE, address)?)
+    }
+
+    /// Takes the interrupt away whose entry is at `place`; gives the address that it led to.
+    ///
+    /// # Errors
+    /// [`UnmapError`] when the device may not raise it.
+    pub(crate) fn unremap(&mut self, device: ComponentId, place: u64) -> Result<u64, UnmapError> {
+        let length = FunctionInterrupt::MESSAGE;
+        let missing = UnmapError { start: place, length };
+        self.remapping.get_mut(&device).ok_or(missing)?.unmap(place, length)
+    }
+
+    fn check_grant(
+        &self,
+        requester: ComponentId,
+        iova: u64,
+        length: u64,
+        address: u64,
+    ) -> Result<(), SpaceError> {
         let component = self.topology.component(requester);
         if !matches!(component.kind, ComponentKind::Device | ComponentKind::Ntb)
             || component.host.is_none()
@@ -311,7 +387,7 @@ impl Fabric {
         if length.checked_sub(1).is_some_and(|more| address.checked_add(more).is_none()) {
             return Err(SpaceError::TooLong { start: iova, length });
         }
-        Ok(self.domains.entry(requester).or_default().map(iova, length, access, address)?)
+        Ok(())
     }
 
     /// Takes exactly `[iova, iova + length)` away from a requester; gives what its host calls it.
@@ -336,6 +412,11 @@ impl Fabric {
     /// A requester's IOMMU domain.
     pub fn domain(&self, requester: ComponentId) -> Option<&Domain<u64>> {
         self.domains.get(&requester)
+    }
+
+    /// The interrupts that a device may raise, by their [places](FunctionInterrupt::place).
+    pub fn interrupts(&self, device: ComponentId) -> Option<&Domain<u64>> {
+        self.remapping.get(&device)
     }
 
     /// What memory is `[address, address + length)` to `requester`?
@@ -401,6 +482,11 @@ impl Fabric {
                     let place = Place::Interrupt { host: position.host, number, data };
                     return Ok(Resolved { place, length: covered, windows: position.windows });
                 }
+                AddressTarget::Wired(interrupt) => {
+                    passes(self.topology.host(position.host).root);
+                    let place = Place::Wired { host: position.host, interrupt };
+                    return Ok(Resolved { place, length: covered, windows: position.windows });
+                }
                 AddressTarget::Bar { device, bar, offset: base } => {
                     passes(device);
                     let place = Place::Bar { device, bar, offset: base + offset };
@@ -415,6 +501,7 @@ impl Fabric {
                     position = WalkPosition {
                         host,
                         requester: Some(peer),
+                        raises: false,
                         address: address + offset,
                         length: covered,
                         windows: position.windows + 1,
@@ -430,15 +517,16 @@ impl Fabric {
         address: u64,
         length: u64,
     ) -> Result<WalkPosition, AccessError> {
+        let raises = matches!(requester, Requester::Interrupts(_));
         let (host, requester) = match requester {
             Requester::Cpu(host) => (host, None),
-            Requester::Device(id) => {
+            Requester::Device(id) | Requester::Interrupts(id) => {
                 let component = self.topology.component(id);
                 let device = component.kind == ComponentKind::Device;
                 (component.host.filter(|_| device).ok_or(AccessError::Requester)?, Some(id))
             }
         };
-        Ok(WalkPosition { host, requester, address, length, windows: 0 })
+        Ok(WalkPosition { host, requester, raises, address, length, windows: 0 })
     }
 
     /// What the position's address leads to: the target, the offset into its mapping, and how many
@@ -455,11 +543,12 @@ impl Fabric {
             windows: position.windows,
         };
         let (mut address, mut length) = (position.address, position.length);
-        if let Some(requester) =
-            position.requester.filter(|_| self.topology.host(position.host).iommu)
-        {
+        // Who wires an interrupt says where it goes, also where no IOMMU checks DMA.
+        let checked = position.raises || self.topology.host(position.host).iommu;
+        if let Some(requester) = position.requester.filter(|_| checked) {
             let empty = Domain::new();
-            let domain = self.domains.get(&requester).unwrap_or(&empty);
+            let tables = if position.raises { &self.remapping } else { &self.domains };
+            let domain = tables.get(&requester).unwrap_or(&empty);
             let hit = domain.resolve(address, length, access).map_err(refused)?;
             (address, length) = (hit.target + hit.offset, hit.length);
         }

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{
     Access, AccessError, AddressTarget, BarPlace, ComponentId, ComponentKind, DemandMapped,
-    Destination, Fabric, FabricHandle, FaultCause, HostId, Lending, LentMemory, LoanError,
-    ObjectKey, Place, Requester, Topology, derive,
+    Destination, Fabric, FabricHandle, FaultCause, FunctionInterrupt, HostId, Lending, LentMemory,
+    LoanError, ObjectKey, Place, Requester, Topology, derive,
 };
 
 const ALL: Access = Access::READ.union(Access::WRITE);
@@ -78,7 +78,7 @@ fn a_loan_of_a_bar_takes_the_way_that_is_told_of_it() {
         let place = BarPlace { function: (*target).to_owned(), bar: 2, offset: 0x1000 };
         let loan = lending.lend_bar(iova, 0x2000, ALL, &place, File(7, 0)).unwrap();
         let to = asked.fabric().topology().named(target).unwrap();
-        let found = handle.route(Requester::Device(from), iova + 0x10, ALL).unwrap();
+        let found = handle.with(|it| it.route(Requester::Device(from), iova + 0x10, ALL)).unwrap();
         assert_eq!(found.place, Place::Bar { device: to, bar: 2, offset: 0x1010 });
         let told = asked.route(Requester::Device(from), Destination::Device(to)).unwrap().path;
         assert_eq!(found.path, told);
@@ -292,7 +292,7 @@ fn check_path(topology: &Topology, components: &[ComponentId], place: Place) {
     match place {
         Place::Memory { host, .. } => assert_eq!(end, topology.host(host).memory),
         Place::Bar { device, .. } => assert_eq!(end, device),
-        Place::Lent { .. } | Place::Interrupt { .. } => {
+        Place::Lent { .. } | Place::Interrupt { .. } | Place::Wired { .. } => {
             unreachable!("nothing of the kind is mapped")
         }
     }
@@ -425,7 +425,7 @@ proptest! {
             for (loan, access, borrower, offset) in &loans {
                 let (iova, length) = loan.range();
                 for step in [0, length - 1] {
-                    let found = fabric.resolve(requester, iova + step, 1, *access).unwrap();
+                    let found = fabric.with(|it| it.resolve(requester, iova + step, 1, *access)).unwrap();
                     let (host, object) = (*borrower, ObjectKey(0, 7));
                     let there = Place::Lent { host, object, offset: offset + step };
                     prop_assert_eq!(found.place, there);
@@ -433,10 +433,10 @@ proptest! {
                         let memory = fabric.topology().host(*borrower).memory;
                         fabric.topology().path(function, memory).unwrap()
                     });
-                    prop_assert_eq!(fabric.route(requester, iova + step, *access).unwrap().path, way);
+                    prop_assert_eq!(fabric.with(|it| it.route(requester, iova + step, *access)).unwrap().path, way);
                 }
                 if *access == Access::READ {
-                    prop_assert!(fabric.resolve(requester, iova, 1, ALL).is_err());
+                    prop_assert!(fabric.with(|it| it.resolve(requester, iova, 1, ALL)).is_err());
                 }
                 let listed = reached.iter().find(|it| it.address == iova).unwrap();
                 prop_assert_eq!((listed.length, listed.access), (length, *access));
@@ -449,7 +449,7 @@ proptest! {
                 0 => drop(loan),
                 _ => loan.ending().end(),
             }
-            prop_assert!(fabric.resolve(requester, iova, 1, Access::READ).is_err());
+            prop_assert!(fabric.with(|it| it.resolve(requester, iova, 1, Access::READ)).is_err());
         }
         fabric.with(|fabric| nothing_is_left(fabric, &parts));
     }
@@ -538,8 +538,9 @@ fn segments_and_interrupts_are_reached_as_loans() {
     let there = Place::Memory { host: b, offset: 8192 };
     let interrupt = Place::Interrupt { host: b, number: 3, data: true };
     assert_eq!((places("a"), places("b")), (vec![there, interrupt], vec![there]));
-    assert!(fabric.resolve(Requester::Cpu(a), read.range().0, 1, ALL).is_err());
-    let route = fabric.route(Requester::Cpu(a), ring.range().0, Access::WRITE).unwrap();
+    assert!(fabric.with(|it| it.resolve(Requester::Cpu(a), read.range().0, 1, ALL)).is_err());
+    let route =
+        fabric.with(|it| it.route(Requester::Cpu(a), ring.range().0, Access::WRITE)).unwrap();
     fabric.with(|fabric| {
         let names = route.path.components().iter().map(|id| &fabric.topology().component(*id).name);
         assert_eq!(names.collect::<Vec<_>>(), ["a/root", "a/ntb", "shm", "b/ntb", "b/root"]);
@@ -573,4 +574,35 @@ fn more_than_can_be_counted_is_refused_and_counts_for_nothing() {
     assert!(matches!(error, LoanError::TooMuch { lent: u64::MAX, .. }), "{error}");
     drop(low);
     drop(lending.lend(0, most, ALL, Some(File(2, 0))).unwrap());
+}
+
+/// What a function may raise is a table apart from its IOMMU domain: no address that a driver maps is taken for it.
+#[test]
+fn interrupts_and_registers_of_a_function_are_loans_between_it_and_its_user() {
+    let handle = FabricHandle::of_hosts(["alpha", "beta"]).unwrap();
+    handle.add_function("alpha", "nvme0").unwrap();
+    let lending = handle.lending("alpha/nvme0", "beta").unwrap();
+    let [alpha, beta] = ["alpha", "beta"].map(|host| handle.host(host).unwrap());
+    let device = handle.with(|fabric| fabric.topology().named("alpha/nvme0").unwrap());
+    let third = FunctionInterrupt::Vector(3);
+    let loans = [third, FunctionInterrupt::Pin].map(|it| lending.lend_interrupt(it).unwrap());
+    assert!(lending.lend_interrupt(third).is_err(), "the same twice");
+    let bar = lending.share_bar(2, (0x1000, 0x2000)).unwrap();
+    let memory = lending.lend(third.place(), 0x1000, ALL, Some(File(7, 0))).unwrap();
+    let reached = |name| handle.with(|fabric| fabric.reached(name).unwrap());
+    let places = |name| reached(name).into_iter().map(|it| it.route.place).collect::<Vec<_>>();
+    let wired = |interrupt| Place::Wired { host: beta, interrupt };
+    let lent = Place::Lent { host: beta, object: ObjectKey(0, 7), offset: 0 };
+    assert_eq!(places("alpha/nvme0"), [lent, wired(third), wired(FunctionInterrupt::Pin)]);
+    assert_eq!(places("beta"), [Place::Bar { device, bar: 2, offset: 0x1000 }]);
+    let hosts = reached("alpha/nvme0").iter().map(|it| it.route.path.components().len()).min();
+    assert!(hosts > Some(3), "they pass the NTBs between the two hosts");
+    drop(loans);
+    assert_eq!(places("alpha/nvme0"), [lent]);
+    drop((bar, memory));
+    assert!(places("alpha/nvme0").is_empty() && places("beta").is_empty());
+    handle.with(|fabric| {
+        let entries = |host| fabric.space(host).map_or(0, |space| space.iter().count());
+        assert_eq!((entries(alpha), entries(beta)), (0, 0));
+    });
 }

@@ -26,6 +26,8 @@ struct Shared {
     revoked: AtomicBool,
     /// What is mapped now, by its address, and the loans.
     regions: Mutex<BTreeMap<u64, (Weak<Region>, LoanEnd)>>,
+    /// What ends the loans of interrupts, by the places of their entries.
+    interrupts: Mutex<BTreeMap<u64, LoanEnd>>,
     /// The conversation of the user that has the function, where it may end unseen.
     user: Mutex<Option<Arc<dyn Stream>>>,
     /// The counter when this user's memory was last about to be accessed. Each user has its own: a look for one says
@@ -83,6 +85,18 @@ impl Revoker {
             }
             loan.end();
         }
+        self.interrupts().values().for_each(LoanEnd::end);
+    }
+
+    /// Ends the loan of an interrupt, too, when everything is taken away; at once where that was done. It replaces what was
+    /// kept for the same `place`.
+    pub fn keep_interrupt(&self, place: u64, loan: LoanEnd) {
+        let mut interrupts = self.interrupts();
+        // Whoever revokes has said so before it looks here.
+        if self.is_revoked() {
+            loan.end();
+        }
+        interrupts.insert(place, loan);
     }
 
     /// Whether everything was taken away.
@@ -114,7 +128,12 @@ impl Revoker {
     /// Lets memory be mapped again.
     pub(crate) fn renew(&self) {
         let _regions = self.regions();
+        self.interrupts().clear();
         self.0.revoked.store(false, Ordering::Release);
+    }
+
+    fn interrupts(&self) -> MutexGuard<'_, BTreeMap<u64, LoanEnd>> {
+        self.0.interrupts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn user(&self) -> MutexGuard<'_, Option<Arc<dyn Stream>>> {

@@ -125,6 +125,8 @@ pub(crate) struct PhysicalDevice {
     _vector: Event,
     /// The borrower's memory: what the IOMMU lets its DMA through to.
     _memory: Loan<Option<MemoryHandle>>,
+    /// Its BARs, which the borrower's processors reach through the window.
+    _bars: Vec<Loan>,
 }
 
 impl PhysicalDevice {
@@ -154,6 +156,8 @@ impl PhysicalDevice {
         device.read(region::CONFIG, 0, &mut config)?;
         let image = image::of(&config).ok_or_else(|| not_lendable(address, "it is a bridge"))?;
         let (bars, mut registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
+        let shared = bars.iter().map(|bar| lending.share_bar(bar.number, (0, bar.size)));
+        let shared = shared.collect::<Result<Vec<_>, _>>()?;
         let (table, nth) = table_of(&address.to_string(), &image, &bars)?;
         let registers = registers.swap_remove(nth);
         let (given_up, vector) = (event()?, event()?);
@@ -168,6 +172,7 @@ impl PhysicalDevice {
             given_up,
             _vector: vector,
             _memory: memory,
+            _bars: shared,
             device,
         };
         device.mask_all();

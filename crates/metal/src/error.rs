@@ -56,8 +56,8 @@ pub enum MetalError {
         /// What the model says.
         cause: rackbus_pci::vfio_user::RequestRefused,
     },
-    /// The borrower's memory cannot be lent to it.
-    #[error("the borrower's memory is not lent: {0}")]
+    /// The borrower's memory cannot be lent to it, or its registers to the borrower.
+    #[error("what the function and its borrower would reach of each other is not lent: {0}")]
     NotLent(#[from] rackbus_fabric::LoanError),
     /// The window has no room for its BARs.
     #[error(

@@ -44,6 +44,7 @@ pub mod unplug;
 pub mod upstream;
 pub mod users;
 pub mod vfio;
+mod wired;
 
 pub use borrower::{BorrowError, BorrowedFunctions};
 pub use handover::{HandOverError, HandoverProgram, InheritedNode};

@@ -27,7 +27,7 @@ use rackbus_devices::upstream::UpstreamServer;
 use rackbus_fabric::Lending;
 use rackbus_memory::Stream;
 use rackbus_pci::SaveError;
-use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice};
+use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice, SharedBars};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -35,6 +35,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
 use crate::remote::{LenderConversation, RemoteDevice};
+use crate::wired::WiredInterrupts;
 use session::UpstreamSession;
 
 /// How long a server may take to be there, and for each answer.
@@ -266,14 +267,20 @@ impl Lendable for Upstream {
             }
         };
         *locked(&self.conversation) = Some(device.conversation());
-        Ok(Box::new(UpstreamSession {
+        let bars = SharedBars::new(lending.clone(), device.shape());
+        let mut session = UpstreamSession {
             device,
             lending,
             mappings: Mutex::default(),
             process: is_run.then(|| self.process.clone()),
             conversation: self.conversation.clone(),
             unsettled: self.unsettled.clone(),
-        }))
+            interrupts: WiredInterrupts::default(),
+            bars: None,
+        };
+        // What is refused ends as every session does: with the program, or with a reset.
+        session.bars = Some(bars.map_err(io::Error::other)?);
+        Ok(Box::new(session))
     }
 
     fn revoke(&self) {

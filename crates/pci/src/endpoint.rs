@@ -22,7 +22,7 @@ use crate::config::{ConfigSpace, MSIX_BAR, MsixPlace, msix_layout};
 use crate::function::{
     Bar, Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ResetKind, Work,
 };
-use crate::interrupts::{Interrupts, WiringError};
+use crate::interrupts::{InterruptLoans, Interrupts, LoanChange, WiringError};
 use crate::operations::Operations;
 use crate::user::UserWatch;
 
@@ -94,6 +94,8 @@ pub struct Endpoint {
     config: ConfigSpace,
     dma: DmaSpace,
     irq: Interrupts,
+    /// What its user has wired to them.
+    interrupt_loans: InterruptLoans,
     /// The MSI-X table's memory. Its user emulates the table itself (VFIO does); the bytes are
     /// kept so that software which looks at them sees what it wrote.
     msix_table: Vec<u8>,
@@ -131,6 +133,7 @@ impl Endpoint {
         Endpoint {
             config: ConfigSpace::with(&info, msix, &[]),
             irq: Interrupts::under(vectors, dma.revoker().clone()),
+            interrupt_loans: InterruptLoans::default(),
             user: UserWatch::new(clock, dma.revoker().clone()),
             dma,
             msix,
@@ -289,9 +292,19 @@ impl Endpoint {
     /// Changes the interrupt wiring.
     ///
     /// # Errors
-    /// When a vector does not exist or a descriptor is not fit; nothing changes then.
+    /// When a vector does not exist, a descriptor is not fit, or the function may not interrupt the user's host; nothing
+    /// changes then.
     pub fn set_irqs(&mut self, change: IrqChange) -> Result<(), WiringError> {
-        self.irq.change(change)
+        let loans = self.interrupt_loans.prepare(&self.lending, &change)?;
+        self.irq.change(change)?;
+        self.hold_interrupts(loans);
+        Ok(())
+    }
+
+    fn hold_interrupts(&mut self, loans: LoanChange) {
+        let revoker = self.dma.revoker();
+        loans.endings().for_each(|(place, loan)| revoker.keep_interrupt(place, loan));
+        self.interrupt_loans.apply(loans);
     }
 
     /// Function-level reset, as the driver or its hypervisor asks for.
@@ -348,6 +361,7 @@ impl Endpoint {
         self.unmap_all();
         self.dma.close_windows();
         self.irq.clear();
+        self.interrupt_loans.clear();
         self.config.reset();
         self.msix_table.fill(0);
         self.apply_config();

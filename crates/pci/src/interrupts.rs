@@ -5,14 +5,19 @@
 //! another host of the rack, they are the VM's own. A vector without a descriptor is one its
 //! driver does not listen to (it polls, or it masked it).
 
+mod loans;
+
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rackbus_fabric::LoanError;
 use rackbus_memory::{PeerEvent, Revoker};
 use serde::{Deserialize, Serialize};
 
 use crate::endpoint::IrqChange;
 use crate::state::{Descriptors, InterruptState, RestoreError};
+
+pub use loans::{InterruptLoans, LoanChange};
 
 /// Why a change of the interrupt wiring was refused.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +32,9 @@ pub enum WiringError {
         /// How many the function has.
         available: u32,
     },
+    /// The function may not raise interrupts of the user's host.
+    #[error(transparent)]
+    NotLent(#[from] LoanError),
     /// The descriptor cannot carry interrupts.
     #[error("descriptor for vector {vector}: {cause}")]
     Descriptor {

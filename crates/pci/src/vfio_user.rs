@@ -4,11 +4,13 @@
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`ServedDevice`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation. [`socket`]: a listener that gives each its own thread.
+//! * [`bars`]: what the user has of a function's BARs as memory, as loans.
 //! * [`requests`]: what a device asks of its user: DMA by messages.
 //! * [`session`]: a conversation as a value, for another process to go on with.
 //! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
 
+pub mod bars;
 pub mod client;
 pub mod device;
 pub mod local;
@@ -19,6 +21,7 @@ pub mod shown;
 pub mod socket;
 pub mod wire;
 
+pub use bars::SharedBars;
 pub use client::{Client, ClientError};
 pub use device::{
     DeviceShape, EngineDevice, RegionShape, RequestRefused, ServedDevice, SharedPart,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use common::Copier;
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{BarPlace, Fabric, FabricHandle, Lending, derive};
-use rackbus_memory::{Access, MemoryHandle, SharedMemory};
-use rackbus_pci::endpoint::FunctionRegion;
+use rackbus_memory::{Access, Event, MemoryHandle, SharedMemory};
+use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{EngineDevice, ServedDevice};
 use rackbus_pci::{Endpoint, Engine};
@@ -41,14 +41,20 @@ fn reached(fabric: &FabricHandle) -> usize {
     fabric.with(|fabric| fabric.reached(FUNCTION).unwrap().len())
 }
 
-/// An engine with a user that has mapped a page.
+fn wire() -> IrqChange {
+    let event = Event::new().unwrap();
+    IrqChange::WireVectors(0, vec![Some(event.as_fd().try_clone_to_owned().unwrap())])
+}
+
+/// An engine with a user that has mapped a page, and wired a vector.
 fn in_use(fabric: &FabricHandle, memory: &SharedMemory) -> (Engine, EngineDevice, UnixStream) {
     let engine = Engine::start("test", Copier::new(), EngineOptions::default()).unwrap();
     let device = EngineDevice::new(engine.handle().clone()).unwrap();
     let (user, conversation) = UnixStream::pair().unwrap();
     let session = device.session_of(lending(fabric), Some(Arc::new(conversation))).unwrap();
     session.map(0, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
-    assert_eq!(reached(fabric), 1);
+    session.set_irqs(wire()).unwrap();
+    assert_eq!(reached(fabric), 2);
     (engine, session, user)
 }
 
@@ -62,6 +68,8 @@ fn whichever_way_a_user_goes_its_loans_end() {
     let (engine, session, _user) = in_use(&fabric, &memory);
     engine.handle().revoker().revoke();
     assert_eq!(reached(&fabric), 0, "its memory was taken away from outside");
+    session.set_irqs(wire()).unwrap();
+    assert_eq!(reached(&fabric), 0, "what is wired after that");
     drop(session);
 
     let (engine, session, _user) = in_use(&fabric, &memory);
@@ -119,6 +127,22 @@ fn what_a_rack_file_bounds_is_refused_to_the_user_in_one_line() {
     let refused = map(&session, 0, PAGE).unwrap_err();
     assert_eq!(refused.errno, Errno::ACCESS);
     assert!(refused.message.starts_with("gamma has no IOMMU"), "{}", refused.message);
+}
+
+#[test]
+fn a_function_that_goes_on_elsewhere_raises_what_it_raised_before() {
+    let (ours, theirs) = (fabric(), fabric());
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&ours), None);
+    endpoint.set_irqs(wire()).unwrap();
+    let saved = endpoint.save().unwrap();
+    let mut next = Endpoint::new(Copier::new());
+    next.begin(lending(&theirs), None);
+    next.restore(&saved.state, saved.descriptors).unwrap();
+    drop(endpoint);
+    assert_eq!((reached(&ours), reached(&theirs)), (0, 1));
+    next.scrub();
+    assert_eq!(reached(&theirs), 0);
 }
 
 /// The other function's memory is its lender's: what becomes of it is no fault of this one's user.

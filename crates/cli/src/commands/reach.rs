@@ -12,8 +12,8 @@ use crate::paths::{find_run_dir, running};
 /// Show whose memory a function reaches now, or which segments and interrupts a host's processes do.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  rackbus reach alpha/nvme0          what its driver mapped for the drive, and the way there
-  rackbus reach beta                 segments, pages and interrupts that beta's processes connected to
+  rackbus reach alpha/nvme0          what its driver mapped and wired for the drive, and the way there
+  rackbus reach beta                 segments, pages, interrupts and registers that beta's processes have
   rackbus reach alpha/nvme0 --json
 
 The nodes answer, each for what it lets others reach.")]
@@ -69,6 +69,10 @@ fn cells(range: &ReachedRange) -> Vec<crate::output::Cell> {
         ReachedPlace::Interrupt { host, number, data: true } => {
             (format!("data interrupt of {host}"), u64::from(*number))
         }
+        ReachedPlace::Wired { host, vector: Some(vector) } => {
+            (format!("vector wired by {host}"), u64::from(*vector))
+        }
+        ReachedPlace::Wired { host, vector: None } => (format!("INTx pin wired by {host}"), 0),
         ReachedPlace::Bar { device, bar, offset } => (format!("BAR {bar} of {device}"), *offset),
     };
     let access = match (range.read, range.write) {

@@ -1,4 +1,4 @@
-//! A BAR of one function, within reach of another's DMA.
+//! A BAR of a function, within reach of another one's DMA, or of its user's processors.
 //!
 //! The memory is behind a function of another host, or of the same: its owner is that host, wherever the
 //! function that reaches it runs, and who borrowed both has none of it.
@@ -48,5 +48,16 @@ impl Lending {
         drop(fabric);
         let record = Some(Arc::new(LoanRecord::new(&self.fabric, entries)));
         Ok(Loan { range: (iova, length), access, record, memory: Some(memory) })
+    }
+
+    /// Lets the processors of the user's host reach a part of the function's own BAR: what the user may map.
+    ///
+    /// # Errors
+    /// [`LoanError`]; nothing changes then.
+    pub fn share_bar(&self, bar: u8, (offset, length): (u64, u64)) -> Result<Loan, LoanError> {
+        let device = self.function;
+        let owner = self.fabric.lock().host_of(Requester::Device(device))?;
+        let target = AddressTarget::Bar { device, bar, offset };
+        self.fabric.share(self.owner, owner, length, Access::READ | Access::WRITE, target)
     }
 }

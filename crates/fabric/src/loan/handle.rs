@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Lending, Loan, LoanError, LoanRecord, UnknownPart};
 use crate::derive;
 use crate::domain::Access;
-use crate::system::{AccessError, AddressTarget, Fabric, Requester, Resolved, Route};
+use crate::system::{AddressTarget, Fabric, Requester};
 use crate::topology::{ComponentKind, HostId, Topology, TopologyError, TopologyLink};
 
 /// The fabric of a node, shared by all that lend, borrow and share there.
@@ -88,33 +88,6 @@ impl FabricHandle {
             record: Some(Arc::new(LoanRecord::new(self, entries))),
             memory: (),
         })
-    }
-
-    /// Asks the shared fabric's [`Fabric::resolve`] under its lock.
-    ///
-    /// # Errors
-    /// [`AccessError`].
-    pub fn resolve(
-        &self,
-        requester: Requester,
-        address: u64,
-        length: u64,
-        access: Access,
-    ) -> Result<Resolved, AccessError> {
-        self.lock().resolve(requester, address, length, access)
-    }
-
-    /// Asks the shared fabric's [`Fabric::route`] under its lock.
-    ///
-    /// # Errors
-    /// [`AccessError`].
-    pub fn route(
-        &self,
-        requester: Requester,
-        address: u64,
-        access: Access,
-    ) -> Result<Route, AccessError> {
-        self.lock().route(requester, address, access)
     }
 
     /// Adds a function of `host`, at its root complex. Nothing changes where there is one of that name.

@@ -20,7 +20,7 @@ pub struct Reached {
 
 impl Fabric {
     /// What the function or host of that name reaches by loans: a function's front elsewhere included,
-    /// a host's processors. In the order of their addresses.
+    /// a host's processors. In the order of their addresses, memory before interrupts.
     ///
     /// # Errors
     /// [`UnknownPart`].
@@ -44,6 +44,9 @@ impl Fabric {
             let ranges = self.domain(id).into_iter().flat_map(|domain| domain.iter());
             let ranges = ranges.map(|m| (m.start, m.length(), m.access));
             all.extend(self.routes(Requester::Device(id), ranges));
+            let interrupts = self.interrupts(id).into_iter().flat_map(|table| table.iter());
+            let interrupts = interrupts.map(|m| (m.start, m.length(), m.access));
+            all.extend(self.routes(Requester::Interrupts(id), interrupts));
         }
         Ok(all)
     }

@@ -7,13 +7,14 @@ use rackbus_fabric::{BarPlace, Lending};
 use rackbus_memory::{Access, Carried, MemoryHandle};
 use rackbus_pci::MediumOffer;
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
-use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice};
+use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice, SharedBars};
 use rustix::io::Errno;
 
 use super::{end, locked};
 use crate::lendable::Attached;
 use crate::mappings::{Mappings, MapsMemory};
 use crate::remote::{LenderConversation, RemoteDevice};
+use crate::wired::WiredInterrupts;
 
 /// The function in its user's hands.
 pub(super) struct UpstreamSession {
@@ -25,6 +26,10 @@ pub(super) struct UpstreamSession {
     pub(super) process: Option<Arc<Mutex<Option<Child>>>>,
     pub(super) conversation: Arc<Mutex<Option<LenderConversation>>>,
     pub(super) unsettled: Arc<Mutex<bool>>,
+    /// What its user has wired.
+    pub(super) interrupts: WiredInterrupts,
+    /// What its user may map.
+    pub(super) bars: Option<SharedBars>,
 }
 
 impl Drop for UpstreamSession {
@@ -141,7 +146,7 @@ impl ServedDevice for UpstreamSession {
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
-        self.device.set_irqs(change)
+        self.interrupts.change(&self.lending, change, |change| self.device.set_irqs(change))
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {

@@ -254,7 +254,8 @@ impl Lendable for Physical {
             stream,
             self.shared.clone(),
         );
-        Ok(Box::new(session.map_err(io::Error::other)?))
+        let session = session.map_err(io::Error::other)?;
+        Ok(Box::new(session.sharing_bars().map_err(io::Error::other)?))
     }
 
     fn lend_in_window(

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rackbus_fabric::BarPlace;
+use rackbus_fabric::{BarPlace, LoanError};
 use rackbus_memory::{Access, Carried, Lending, MapError, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
-    DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedPart,
+    DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedBars, SharedPart,
 };
 use rackbus_pci::{BarMemory, MediumOffer};
 use rackbus_spec::vfio_user::{irq, region};
@@ -22,6 +22,7 @@ use super::wiring::{Wiring, WiringStep};
 use super::{Shared, locked};
 use crate::lendable::Attached;
 use crate::mappings::{Mappings, MapsMemory};
+use crate::wired::WiredInterrupts;
 
 /// A function that is open, for its session and for who takes it away.
 #[derive(Debug)]
@@ -57,6 +58,10 @@ pub(super) struct PhysicalSession {
     lending: Lending,
     mappings: Mutex<Mappings>,
     watch: Option<WatchThread>,
+    /// What its user has wired.
+    interrupts: WiredInterrupts,
+    /// What its user may map.
+    bars: Option<SharedBars>,
 }
 
 impl PhysicalSession {
@@ -96,6 +101,8 @@ impl PhysicalSession {
             lending,
             mappings: Mutex::default(),
             watch: None,
+            interrupts: WiredInterrupts::default(),
+            bars: None,
         };
         let (name, opened, shared) =
             (session.name.clone(), Arc::downgrade(&session.opened), session.shared.clone());
@@ -118,6 +125,17 @@ impl PhysicalSession {
                 tracing::warn!(device = session.name, %error, "the device cannot be watched")
             }
         }
+        Ok(session)
+    }
+
+    /// The same, with what its user may map of its registers as loans.
+    ///
+    /// # Errors
+    /// [`LoanError`]: nobody has the function then.
+    pub(super) fn sharing_bars(self) -> Result<PhysicalSession, LoanError> {
+        let bars = SharedBars::new(self.lending.clone(), &self.shape)?;
+        let mut session = self;
+        session.bars = Some(bars);
         Ok(session)
     }
 
@@ -160,6 +178,34 @@ impl PhysicalSession {
             }
         }
         Ok(())
+    }
+
+    /// Wires interrupts, or fires them, as the user asks.
+    fn rewire(&self, change: IrqChange) -> Result<(), RequestRefused> {
+        let device = self.device();
+        let mut wiring = locked(&self.opened.wiring);
+        let steps = match change {
+            IrqChange::WireVectors(start, events) => {
+                let wired = wiring.wire(start, events);
+                let said = format!("vectors from {start} on are not all there");
+                wired.map_err(|_| RequestRefused::new(Errno::INVAL, said))?
+            }
+            IrqChange::UnwireVectors => wiring.unwire(),
+            IrqChange::WireIntx(event) => wiring.wire_pin(event),
+            IrqChange::MaskIntx(masked) if wiring.pin_is_live() => {
+                return device.mask_intx(masked).map_err(refusal);
+            }
+            IrqChange::FireIntx if wiring.pin_is_live() => {
+                return device.fire(InterruptIndex::Intx, 0).map_err(refusal);
+            }
+            IrqChange::MaskIntx(_) | IrqChange::FireIntx => return Ok(()),
+            IrqChange::FireVectors(vectors) => {
+                let Some(kind) = wiring.live_messages() else { return Ok(()) };
+                let mut vectors = vectors.into_iter();
+                return vectors.try_for_each(|it| device.fire(kind, it.into()).map_err(refusal));
+            }
+        };
+        self.carry_out(&mut wiring, steps)
     }
 
     /// Counts a mapping, or says why it is none: its user hears of a number only.
@@ -365,30 +411,7 @@ impl User for PhysicalSession {
         if self.is_gone() {
             return Ok(());
         }
-        let device = self.device();
-        let mut wiring = locked(&self.opened.wiring);
-        let steps = match change {
-            IrqChange::WireVectors(start, events) => {
-                let wired = wiring.wire(start, events);
-                let said = format!("vectors from {start} on are not all there");
-                wired.map_err(|_| RequestRefused::new(Errno::INVAL, said))?
-            }
-            IrqChange::UnwireVectors => wiring.unwire(),
-            IrqChange::WireIntx(event) => wiring.wire_pin(event),
-            IrqChange::MaskIntx(masked) if wiring.pin_is_live() => {
-                return device.mask_intx(masked).map_err(refusal);
-            }
-            IrqChange::FireIntx if wiring.pin_is_live() => {
-                return device.fire(InterruptIndex::Intx, 0).map_err(refusal);
-            }
-            IrqChange::MaskIntx(_) | IrqChange::FireIntx => return Ok(()),
-            IrqChange::FireVectors(vectors) => {
-                let Some(kind) = wiring.live_messages() else { return Ok(()) };
-                let mut vectors = vectors.into_iter();
-                return vectors.try_for_each(|it| device.fire(kind, it.into()).map_err(refusal));
-            }
-        };
-        self.carry_out(&mut wiring, steps)
+        self.interrupts.change(&self.lending, change, |change| self.rewire(change))
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {

@@ -6,6 +6,7 @@ use rackbus_fabric::BarPlace;
 
 use super::Endpoint;
 use crate::function::Bus;
+use crate::interrupts::WiringError;
 use crate::state::{
     Claim, Descriptors, FunctionState, MappingSaver, RestoreError, SaveError, Saved, VERSION,
     WindowState, sparse,
@@ -127,7 +128,10 @@ impl Endpoint {
             *slot.ok_or_else(|| RestoreError::Invalid(format!("MSI-X table byte {at}")))? = *byte;
         }
         // While the mode is that of an endpoint as new and no level is high, nothing is signalled.
+        let loans = self.interrupt_loans.prepare_restored(&self.lending, &state.interrupts);
+        let loans = loans.map_err(WiringError::from)?;
         self.irq.restore(&state.interrupts, &mut descriptors)?;
+        self.hold_interrupts(loans);
         self.apply_config();
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         self.function.restore(&bus, &state.model)

@@ -13,6 +13,7 @@ use crate::engine::{EngineHandle, EngineStopped};
 use crate::function::{Bar, BarMemory, Mappable};
 use crate::interrupts::WiringError;
 use crate::polled::NotPolled;
+use crate::vfio_user::bars::SharedBars;
 use crate::vfio_user::requests::Requests;
 
 /// Why a device refused a request: what is said in the log, and the number that goes on the wire.
@@ -66,6 +67,12 @@ impl From<NotPolled> for RequestRefused {
 impl From<UnmapError> for RequestRefused {
     fn from(error: UnmapError) -> Self {
         RequestRefused::new(Errno::NOENT, error.to_string())
+    }
+}
+
+impl From<LoanError> for RequestRefused {
+    fn from(error: LoanError) -> Self {
+        MapError::from(error).into()
     }
 }
 
@@ -332,6 +339,8 @@ pub struct EngineDevice {
     shape: Arc<DeviceShape>,
     /// Held by the sessions that must leave nothing behind.
     _scrub: Option<Arc<ScrubOnDrop>>,
+    /// What of the BARs the user of a session may map. Ends after the function was scrubbed.
+    bars: Option<Arc<SharedBars>>,
 }
 
 /// Scrubs a function when its user is gone.
@@ -356,7 +365,7 @@ impl EngineDevice {
             (endpoint.bars(), info.msix_vectors, info.msi_vectors)
         })?;
         let shape = Arc::new(DeviceShape::new(bars, msix, msi));
-        Ok(EngineDevice { engine, shape, _scrub: None })
+        Ok(EngineDevice { engine, shape, _scrub: None, bars: None })
     }
 
     /// The device for one user: when the last clone of it is dropped, the function is scrubbed.
@@ -370,13 +379,14 @@ impl EngineDevice {
     /// which may end while this host stalls: what the user had lent is not touched afterwards.
     ///
     /// # Errors
-    /// When the engine has stopped.
+    /// When the engine has stopped, or the user's host cannot have what may be mapped of the function's BARs.
     pub fn session_of(
         &self,
         lending: Lending,
         conversation: Option<Arc<dyn Stream>>,
     ) -> Result<EngineDevice, RequestRefused> {
-        let session = self.session();
+        let bars = SharedBars::new(lending.clone(), &self.shape)?;
+        let session = EngineDevice { bars: Some(Arc::new(bars)), ..self.session() };
         let about = tracing::Span::current();
         self.engine.post(move |endpoint| {
             endpoint.begin(lending, conversation);
@@ -466,7 +476,11 @@ impl ServedDevice for EngineDevice {
     }
 
     fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
-        Ok(self.engine.call(move |endpoint| endpoint.poll_registers(bar))??)
+        let (file, length) = self.engine.call(move |endpoint| endpoint.poll_registers(bar))??;
+        if let Some(bars) = &self.bars {
+            bars.share_registers(bar, length)?;
+        }
+        Ok((file, length))
     }
 
     fn count_refused(&self) {

@@ -319,7 +319,7 @@ impl<'f> World<'f> {
             };
             let (iova, length) = (mapping.range.first * PAGE, mapping.range.pages * PAGE);
             let requester = Requester::Device(function);
-            let found = self.fabric.resolve(requester, iova, length, mapping.access);
+            let found = self.fabric.with(|it| it.resolve(requester, iova, length, mapping.access));
             let found = found.map(|it| (it.place, it.length)).map_err(|error| error.to_string())?;
             same("where a loan leads", found, (place, length))?;
         }

@@ -1,0 +1,36 @@
+//! What the user of a physical function, or of another program's, has wired to its interrupts: one record for both, with a
+//! loan for each wire. A modelled function's endpoint has its own.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rackbus_memory::Lending;
+use rackbus_pci::endpoint::IrqChange;
+use rackbus_pci::interrupts::{InterruptLoans, WiringError};
+use rackbus_pci::vfio_user::RequestRefused;
+
+/// The interrupts that a function may raise, until this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct WiredInterrupts(Mutex<InterruptLoans>);
+
+impl WiredInterrupts {
+    /// Has `carry_out` change the wiring, and what is lent with it. Only one thread at a time changes it.
+    ///
+    /// # Errors
+    /// What is wired cannot be lent, or what `carry_out` says; nothing more or less is lent then.
+    pub fn change(
+        &self,
+        lending: &Lending,
+        change: IrqChange,
+        carry_out: impl FnOnce(IrqChange) -> Result<(), RequestRefused>,
+    ) -> Result<(), RequestRefused> {
+        // Whoever carries it out may wait for another process: not under the lock.
+        let loans = self.lock().prepare(lending, &change).map_err(WiringError::from)?;
+        carry_out(change)?;
+        self.lock().apply(loans);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InterruptLoans> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
