@@ -9,6 +9,8 @@ use tokio::task::JoinHandle;
 /// Runs jobs beside, one after the other for each key.
 #[derive(Debug)]
 pub struct Sequencer<K> {
+    /// The last job of each key, which waits for those before it. Not bounded here: the lending protocol asks for the
+    /// next step of a lease or a device when it has heard of the last one.
     last: HashMap<K, JoinHandle<()>>,
 }
 

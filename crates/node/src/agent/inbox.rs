@@ -107,7 +107,8 @@ struct Waiting {
     trouble: bool,
     /// At most one of each lease that the host has.
     lost: BTreeMap<LeaseId, String>,
-    /// A few of each front that has ended.
+    /// At most one of each front that has ended. How often a front can begin again meanwhile is bounded by the seconds for
+    /// which the agent may be busy.
     follows: Vec<BorrowerAction>,
 }
 

@@ -37,7 +37,8 @@ enum Urgency {
 /// What is to be done, and how many threads do it now.
 #[derive(Default)]
 struct Queue {
-    /// By [`Urgency`].
+    /// By [`Urgency`]. Not bounded here: a segment is moved by one copy at a time, and a range of memory that is to be emptied
+    /// is given to nobody before it is, so the directory's bounds hold for both.
     jobs: [VecDeque<Job>; 3],
     working: usize,
     /// As many of those do what may take long.

@@ -126,7 +126,8 @@ pub(super) struct CarrierConnection {
     pub joined: bool,
     /// Something came since this was looked at last.
     pub heard: bool,
-    /// What is sent before the next message.
+    /// What is sent before the next message: one sign of life, what has changed of the lane, which changes three times at
+    /// most, and a request for the data of each place.
     controls: VecDeque<FrameHeader>,
     /// Data that the other side asks for: tag, length, and how many bytes of header and data were given to this
     /// connection.
