@@ -28,7 +28,9 @@ impl SharedBars {
     pub fn new(lending: Lending, shape: &DeviceShape) -> Result<SharedBars, LoanError> {
         let mut mappable = Vec::new();
         for (bar, region) in (0..).zip(shape.regions.iter().take(BARS)) {
-            for area in region.mappable.iter().flat_map(|part| &part.areas) {
+            let areas = region.mappable.iter().flat_map(|part| &part.areas);
+            // Another program may say that nothing of a region can be mapped by a part of no length.
+            for area in areas.filter(|(_, length)| *length > 0) {
                 mappable.push(lending.share_bar(bar, *area)?);
             }
         }
