@@ -156,10 +156,41 @@ unsafe fn status(error: *mut u32, outcome: Result<(), Disorder>) -> Status {
 
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
 }
 
 /// `PTHREAD_CANCEL_DISABLE` of Linux's C libraries.
 const CANCEL_DISABLE: c_int = 1;
+/// Their `PTHREAD_CANCEL_DEFERRED`.
+const CANCEL_DEFERRED: c_int = 0;
+
+/// This thread is not cancelled before the [end](NotCancelled::end); it may be there.
+struct NotCancelled {
+    state: c_int,
+    kind: c_int,
+}
+
+impl NotCancelled {
+    fn begin() -> NotCancelled {
+        let mut before = NotCancelled { state: 0, kind: 0 };
+        // SAFETY: both change how this thread may be cancelled, and say how it was.
+        unsafe {
+            // First the type: a signal that was sent while the thread could be cancelled may come after it cannot, and
+            // glibc up to 2.40 looks only at the type then.
+            pthread_setcanceltype(CANCEL_DEFERRED, &raw mut before.kind);
+            pthread_setcancelstate(CANCEL_DISABLE, &raw mut before.state);
+        }
+        before
+    }
+
+    fn end(self) {
+        // SAFETY: as it was before. The state comes last: what holds locks is over by then.
+        unsafe {
+            pthread_setcanceltype(self.kind, std::ptr::null_mut());
+            pthread_setcancelstate(self.state, std::ptr::null_mut());
+        }
+    }
+}
 
 /// Stores are in order; those to another machine arrive here. What is wrong with them, a check tells.
 ///
@@ -171,14 +202,11 @@ fn flush(sequence: RawHandle) {
     if sequence.is_null() || !crate::library::between_machines() {
         return;
     }
-    let mut before = 0;
-    // SAFETY: changes whether this thread may be cancelled, and says whether it was.
-    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+    let undisturbed = NotCancelled::begin();
     if let Ok(sequence) = find::<Sequence>(sequence) {
         let _ = sequence.map.flush();
     }
-    // SAFETY: as it was before.
-    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    undisturbed.end();
 }
 
 /// Called when a block transfer has ended (`sci_cb_block_transfer_t`).

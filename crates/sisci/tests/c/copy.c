@@ -127,7 +127,7 @@ static void cancelled(void)
 {
 #ifndef __SANITIZE_THREAD__
     unsigned int i;
-    for (i = 0; i < 100; i++) {
+    for (i = 0; i < 2000; i++) {
         pthread_t thread;
         __atomic_store_n(&flushing, 0, __ATOMIC_SEQ_CST);
         CHECK(pthread_create(&thread, NULL, flush_for_ever, (void *)copy.sequence) == 0);
