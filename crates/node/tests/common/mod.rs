@@ -1,6 +1,7 @@
 //! A rack in one process: the control plane and a node for each host, over their real sockets.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod links;
 pub mod lossy;
 pub mod segments;
 pub mod user;
