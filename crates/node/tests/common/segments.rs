@@ -12,6 +12,8 @@ use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{DirectorySettings, HostRange};
 use tempfile::TempDir;
 
+use super::links::{LinkKind, links};
+
 pub const ALPHA: u32 = 4;
 pub const BETA: u32 = 8;
 pub const GAMMA: u32 = 12;
@@ -25,7 +27,18 @@ impl Hosts {
         let hosts = Hosts(tempfile::tempdir().unwrap());
         for node in [ALPHA, BETA, GAMMA] {
             let link = link_of(shm(hosts.folder()));
-            start(hosts.folder(), node, link.clone(), &*link);
+            start(hosts.folder(), node, link.clone(), &*link, false);
+        }
+        hosts
+    }
+
+    /// All three, each on a machine of its own.
+    pub fn machines() -> Hosts {
+        let hosts = Hosts(tempfile::tempdir().unwrap());
+        let links = links(LinkKind::Tcp, hosts.folder());
+        for node in [ALPHA, BETA, GAMMA] {
+            let link = &links[name(node)];
+            start(hosts.folder(), node, link.clone(), &**link, true);
         }
         hosts
     }
@@ -33,7 +46,7 @@ impl Hosts {
     /// One host alone, whose way to the others is this.
     pub fn alone(node: u32, link: impl FnOnce(&Path) -> Arc<dyn Connect>) -> Hosts {
         let hosts = Hosts(tempfile::tempdir().unwrap());
-        start(hosts.folder(), node, link(hosts.folder()), &shm(hosts.folder()));
+        start(hosts.folder(), node, link(hosts.folder()), &shm(hosts.folder()), false);
         hosts
     }
 
@@ -59,7 +72,7 @@ pub fn shm(run_dir: &Path) -> ShmLink {
     ShmLink::new("test", run_dir, ["alpha", "beta", "gamma"])
 }
 
-fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>, doors: &dyn Link) {
+fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>, doors: &dyn Link, machines: bool) {
     let folder = run_dir.join(name(node));
     std::fs::create_dir_all(&folder).unwrap();
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
@@ -70,7 +83,7 @@ fn start(run_dir: &Path, node: u32, link: Arc<dyn Connect>, doors: &dyn Link) {
         range: range(node),
         ranges: nodes.iter().map(|node| (*node, range(*node))).collect(),
         rules: Default::default(),
-        machines: false,
+        machines,
     };
     let fabric = FabricHandle::of_hosts(settings.hosts.values().map(String::as_str)).unwrap();
     let service = Segments::new("test", name(node), link, settings, fabric);

@@ -1,8 +1,9 @@
-//! What a node believes of an owner's node on another machine, which may be of another's making.
+//! What hosts on different machines give each other, and what a node believes of an owner's node on another machine,
+//! which may be of another's making.
 
 use std::collections::BTreeSet;
 
-use rackbus_attach::Refusal;
+use rackbus_attach::{Refusal, SegmentOptions};
 use rackbus_segment::message::{ConnectorMessage, PeerReply, Question, StandIn};
 
 use crate::common::segments::{ALPHA, BETA, Hosts};
@@ -50,4 +51,22 @@ fn memory_that_an_owner_cannot_have_takes_no_addresses_here() {
     until(|| ended().len() == 3);
     session.connect(BETA, 5, LIMIT).unwrap();
     drop(first);
+}
+
+/// They are open, and no memory is shared by which they could be reached: who asks is told what to use instead, and can.
+#[test]
+fn pages_of_the_pool_are_refused_to_another_machine() {
+    let rack = Hosts::machines();
+    let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
+    let extent = alpha.allocate(4096).unwrap();
+    for write in [false, true] {
+        extent.open(0, 4096, BETA, write).unwrap();
+        let refused = refusal(beta.map_pages(extent.address(), 4096));
+        let expected = |why: &str| why.contains("different machines") && why.contains("segment");
+        assert!(matches!(&refused, Refusal::Illegal(why) if expected(why)), "{refused:?}");
+        extent.close(0, 4096).unwrap();
+    }
+    let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
+    segment.set_available().unwrap();
+    beta.connect(ALPHA, 7, LIMIT).unwrap();
 }
