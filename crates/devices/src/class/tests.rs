@@ -63,34 +63,41 @@ const LEAST: [(&str, &[&str], &str); 4] = [
     ("accelerator", &[""], "functions = 1\n"),
 ];
 const BACKINGS: [&str; 2] = ["backing = \"memory\"\n", "backing = \"file\"\n"];
+/// A class, and what else the rack file says of it.
+const PERSISTENT: &str = "nvme, persistent = \"1 MiB\"\n";
 
 /// The table "Front and medium" of ARCHITECTURE.md: for each class, whether its front runs at a borrower of the
-/// same machine, and at one of another machine. What the configuration says, the model does.
+/// same machine, at one of another machine, and whether it can be in a host's own PCI tree. What the configuration
+/// says, the model does.
 #[test]
 fn the_front_of_each_class_runs_where_its_medium_is_available() {
-    const PLACES: [(&str, bool, bool); 6] = [
-        ("nvme", true, true),
-        ("memory", true, true),
-        ("nic", true, true),
-        ("accelerator", true, true),
-        ("upstream", false, false),
-        ("vfio", false, false),
+    const PLACES: [(&str, bool, bool, bool); 7] = [
+        ("nvme", true, true, true),
+        (PERSISTENT, true, true, false),
+        ("memory", true, true, false),
+        ("nic", true, true, false),
+        ("accelerator", true, true, false),
+        ("upstream", false, false, false),
+        ("vfio", false, false, true),
     ];
     let folder = tempfile::tempdir().unwrap();
     let network = Arc::new(rackbus_net::LocalNetwork::new([]));
     let folders = Folders::new(folder.path(), folder.path()).with_network(network);
-    for (class, at_borrower, on_another_machine) in PLACES {
+    for (named, at_borrower, on_another_machine, in_host) in PLACES {
+        let (class, more) = named.split_once(", ").unwrap_or((named, ""));
         let least = LEAST.iter().find(|(name, ..)| *name == class);
         let keys = match class {
             "upstream" => "socket = \"./d.sock\"\n",
             "vfio" => "address = \"0000:03:00.0\"\n",
             _ => least.unwrap().2,
         };
-        let text = format!("name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n{keys}");
+        let text = format!("name = \"lab\"\n[hosts.a.devices.d]\nkind = \"{class}\"\n{keys}{more}");
         let (_, devices) = parse_rack("rack.toml", &text).unwrap();
         let config = devices[0].config.clone().unwrap();
         let places = (config.is_separable(), config.is_carried());
-        assert_eq!(places, (at_borrower, on_another_machine), "{class}");
+        assert_eq!(places, (at_borrower, on_another_machine), "{named}");
+        // As the control plane asks, see `InventoryDevice::windows`.
+        assert_eq!(config.physical().is_some() || config.is_polled(), in_host, "{named}");
         if least.is_some() {
             let mut endpoint = Endpoint::new(config.model(&folders).unwrap());
             assert_eq!(endpoint.serve_medium(None).is_ok(), at_borrower, "{class}");
