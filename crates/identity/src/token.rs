@@ -286,6 +286,7 @@ impl Tokens {
 
     /// `bearer` uses `token` for a certificate that is asked for by `request`, which is `certified`. For some minutes the
     /// same request is answered by the same certificate again, as the answer may be lost, and no other is from now on.
+    /// Returns what the request is certified as: where it was asked twice at once, as who came first.
     ///
     /// # Errors
     /// [`TokenRefused`]. The token of somebody else stays good.
@@ -294,14 +295,17 @@ impl Tokens {
         token: &Token,
         bearer: &Bearer,
         (request, certified): (&str, &Certified),
-    ) -> Result<(), TokenRefused> {
+    ) -> Result<Certified, TokenRefused> {
         let mut all = self.all().map_err(TokenRefused::Store)?;
-        let owner = self.find(&all, token, request)?.bearer();
+        let found = self.find(&all, token, request)?;
+        let (owner, before) = (found.bearer(), found.certified.clone());
         if owner != *bearer {
             return Err(TokenRefused::Other(owner));
         }
         let (digest, now) = (token.digest(), now());
-        let Some(open) = all.remove(&digest) else { return Ok(()) };
+        let Some(open) = all.remove(&digest) else {
+            return Ok(before.unwrap_or_else(|| certified.clone()));
+        };
         all.retain(|_, open| open.until > now);
         let used = all.iter().filter(|(_, open)| open.used_for.is_some());
         if used.clone().count() >= MOST
@@ -311,10 +315,11 @@ impl Tokens {
             all.remove(&oldest);
         }
         let until = open.until.min(now.saturating_add(REPEATED));
-        let (used_for, certified) = (Some(digest_of(request)), Some(certified.clone()));
-        let used = Open { until, used_for, certified, ..open };
+        let (used_for, given) = (Some(digest_of(request)), Some(certified.clone()));
+        let used = Open { until, used_for, certified: given, ..open };
         all.insert(used_place(&digest), used);
-        self.store(&all).map_err(TokenRefused::Store)
+        self.store(&all).map_err(TokenRefused::Store)?;
+        Ok(certified.clone())
     }
 
     /// Forgets the tokens of those whom `of` says, also those that were used; how many nobody had used.
@@ -425,11 +430,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
         let token = tokens.make(&host("alpha"), HOUR, None).unwrap();
-        for round in 0..3 {
+        for round in 0..3u64 {
             assert_eq!(tokens.bearer(&token, "a").unwrap(), host("alpha"));
             let before = (round > 0).then(certified);
             assert_eq!(tokens.certified(&token, "a").unwrap(), before, "one certificate for all");
-            tokens.take(&token, &host("alpha"), ("a", &certified())).unwrap();
+            // What is asked twice at once is certified twice, of which the first counts.
+            let again = Certified { until: certified().until + round, ..certified() };
+            let given = tokens.take(&token, &host("alpha"), ("a", &again)).unwrap();
+            assert_eq!(given, certified());
             assert!(matches!(tokens.bearer(&token, "b"), Err(TokenRefused::Unknown)));
             assert!(tokens.take(&token, &host("alpha"), ("b", &certified())).is_err());
         }

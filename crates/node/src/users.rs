@@ -122,10 +122,10 @@ fn wait_readable(process: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// Whether a refusal with this code leaves open what becomes of a request: the control plane could not store it, ends, or
-/// is not reached by who passes it on.
+/// Whether a refusal with this code leaves open what becomes of a request: the control plane could not store it, ends,
+/// does not lead while no other one does, or is not reached by who passes it on.
 pub(crate) fn is_open(code: &str) -> bool {
-    matches!(code, "not_stored" | "ending" | "unreachable")
+    matches!(code, "not_stored" | "ending" | "not_the_leader" | "unreachable")
 }
 
 /// Returns a lease. While the control plane does not answer, it is asked again.
@@ -156,6 +156,8 @@ pub(crate) mod tests {
 
     const LEASE: u64 = 7;
     const NOT_STORED: &str = r#"{"code":"not_stored","error":"no room","remedy":"make room"}"#;
+    const NOBODY_LEADS: &str =
+        r#"{"code":"not_the_leader","error":"nobody leads","remedy":"wait"}"#;
     const UNREACHABLE: &str =
         r#"{"code":"unreachable","error":"no control plane","remedy":"wait"}"#;
     const OVER: &str = r#"{"code":"over","error":"it is over","remedy":"nothing"}"#;
@@ -235,12 +237,14 @@ pub(crate) mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let (heard, asked) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            for (status, body) in [(503, NOT_STORED), (502, UNREACHABLE), (200, RETURNED)] {
+            let answers =
+                [(503, NOT_STORED), (502, UNREACHABLE), (421, NOBODY_LEADS), (200, RETURNED)];
+            for (status, body) in answers {
                 heard.send(answer(listener.accept().unwrap().0, status, body)).unwrap();
             }
         });
         let next = || asked.recv_timeout(Duration::from_secs(20)).expect("it is not asked again");
-        let asked = [next(), next(), next()];
+        let asked = [next(), next(), next(), next()];
         assert!(asked.iter().all(|line| line.starts_with("DELETE /v1/leases/7 ")), "{asked:?}");
         vm.wait().unwrap();
     }

@@ -85,11 +85,17 @@ impl TlsBacklog {
                 return;
             }
             let outcome = stream.give_held();
-            self.lock().some = false;
+            if outcome.is_err() {
+                // It took nothing for as long as it may take. Nothing more is put into TLS, which nobody would give away.
+                Stream::shut_down(stream);
+            }
+            let mut held = self.lock();
+            held.some = false;
+            held.ended |= outcome.is_err();
+            drop(held);
             self.changed.notify_all();
             if outcome.is_err() {
-                // It took nothing for as long as it may take.
-                return Stream::shut_down(stream);
+                return;
             }
         }
     }

@@ -306,18 +306,19 @@ fn noted(state_dir: &Path) -> Vec<String> {
 /// What was revoked when that was last heard: a node that is started while no control plane is reached knows it.
 fn noted_revocations(state_dir: &Path) -> Result<Revocations, Failure> {
     let (revocations, path) = (Revocations::default(), state_dir.join(REVOKED));
-    match std::fs::read(&path).map(|text| serde_json::from_slice::<RevocationList>(&text)) {
-        Ok(Ok(list)) => drop(revocations.learn(&list, now())),
-        Ok(Err(error)) => {
-            tracing::error!(%error, path = %path.display(), "the list of revocations cannot be read");
-        }
+    let unreadable = |cause: &dyn std::fmt::Display| {
+        let error = format!("{}: {cause}", path.display());
+        Failure::new(error, "see to the file: it says what was revoked")
+    };
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
         // Nothing was.
-        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
-        Err(cause) => {
-            let error = format!("{}: {cause}", path.display());
-            return Err(Failure::new(error, "see to the file: it says what was revoked"));
-        }
-    }
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(revocations),
+        Err(cause) => return Err(unreadable(&cause)),
+    };
+    // Who cannot say what was revoked lets nobody in.
+    let list: RevocationList = serde_json::from_slice(&text).map_err(|error| unreadable(&error))?;
+    let _ = revocations.learn(&list, now());
     Ok(revocations)
 }
 
@@ -453,7 +454,11 @@ mod tests {
     fn what_was_revoked_is_known_or_the_node_does_not_start() {
         let folder = tempfile::tempdir().unwrap();
         assert!(noted_revocations(folder.path()).is_ok());
-        std::fs::create_dir(folder.path().join(REVOKED)).unwrap();
+        let path = folder.path().join(REVOKED);
+        std::fs::write(&path, "no list").unwrap();
+        assert!(noted_revocations(folder.path()).is_err());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
         assert!(noted_revocations(folder.path()).is_err());
     }
 }
