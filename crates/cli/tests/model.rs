@@ -492,10 +492,7 @@ fn the_running_rack_is_a_model_too() {
     assert!(none.contains("nothing is lent"), "{none}");
     rack.borrow("alpha/ram0", "beta");
     let none = rack.bad(1, &["model", "run", "--live"]);
-    assert!(
-        none.contains("no drive of kind nvme is lent in the running rack, but alpha/ram0"),
-        "{none}"
-    );
+    assert!(none.contains("no NVMe drive is lent in the running rack, but alpha/ram0"), "{none}");
     let lease = rack.borrow("alpha/nvme0", "beta");
     let answer = rack.good(&["model", "run", "--live", "--json"]);
     let answer: Value = serde_json::from_str(&answer).unwrap();
@@ -504,5 +501,5 @@ fn the_running_rack_is_a_model_too() {
     assert_eq!(flow["ends"], serde_json::json!(["beta", "alpha/nvme0"]));
     assert!(flow["jobs"].as_u64() > Some(100));
     let notes = answer["notes"].to_string();
-    assert!(notes.contains("left out as they are not of kind nvme: alpha/ram0"), "{notes}");
+    assert!(notes.contains("left out as they are no NVMe drives: alpha/ram0"), "{notes}");
 }

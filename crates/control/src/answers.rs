@@ -23,7 +23,8 @@ pub const MOST_KEYS: usize = 10_000;
 /// Bytes of the longest idempotency key.
 const LONGEST_KEY: usize = 128;
 
-/// In the place of a function's name: whichever accelerator keeps the level. No function has this name.
+/// In the place of a function's name: whichever accelerator keeps the level. No function has this name, and stores have
+/// it: it names no class of devices.
 pub const ANY_ACCELERATOR: &str = "accelerator";
 
 /// What is answered to a request.

@@ -10,7 +10,7 @@ mod rack;
 mod report;
 
 pub use accelerator::{
-    ACCELERATOR, AcceleratorChoice, AcceleratorOffer, AcceleratorRoom, EngineCost, device_of,
+    AcceleratorChoice, AcceleratorOffer, AcceleratorRoom, EngineCost, device_of,
 };
 pub use borrow::{BorrowRequest, Isolation, LONGEST_LEVEL, LONGEST_WAIT_MS};
 pub use device::{Device, DeviceState, PeerReport, PeerWindowReport};

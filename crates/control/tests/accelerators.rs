@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rackbus_control::api::{
-    ACCELERATOR, AcceleratorOffer, AcceleratorRoom, ApiError, BorrowRequest, Device, DeviceReport,
-    DeviceState, Lease, NodeMessages, NodeReport,
+    AcceleratorOffer, AcceleratorRoom, ApiError, BorrowRequest, Device, DeviceReport, DeviceState,
+    Lease, NodeMessages, NodeReport,
 };
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::{ControlClient, ControlClientError, Service, ServiceOptions, serve};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, Message};
 use rackbus_qos::{Capacity, EngineProfile, LevelAdmission, Point};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,7 +53,9 @@ impl World {
         let functions = |(host, _): &(&str, u32)| {
             ["vf1", "vf2"].map(|vf| InventoryDevice {
                 function: format!("{host}/accel0.{vf}").parse().unwrap(),
-                kind: ACCELERATOR.to_owned(),
+                // No class is named for what it can do.
+                kind: "coprocessor".to_owned(),
+                capabilities: &[DeviceCapability::Engines],
                 detail: String::new(),
                 separable: true,
                 windows: Default::default(),

@@ -8,7 +8,7 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::{Service, ServiceOptions};
 use rackbus_fabric::derive;
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{DeviceCapability, Rack};
 use rackbus_lease::{Config, Message};
 
 /// Two machines that the network joins, and an NTB.
@@ -20,6 +20,7 @@ async fn open() -> Arc<Service> {
     let device = InventoryDevice {
         function: "alpha/nvme0".parse().unwrap(),
         kind: "nvme".to_owned(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: ["beta".to_owned()].into(),

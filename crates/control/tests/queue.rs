@@ -10,6 +10,7 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{Service, ServiceOptions};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
 
@@ -30,6 +31,7 @@ fn options() -> ServiceOptions {
     let drive = |function: &str| InventoryDevice {
         function: function.parse().unwrap(),
         kind: "nvme".to_owned(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: Default::default(),

@@ -17,6 +17,7 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::together::BorrowAllRequest;
 use rackbus_control::{ControlClient, ControlClientError, Service, ServiceOptions, serve};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, LevelChange, Message, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -41,6 +42,7 @@ impl Control {
         let device = InventoryDevice {
             function: "alpha/nvme0".parse().unwrap(),
             kind: "nvme".to_owned(),
+            capabilities: &[DeviceCapability::Blocks],
             detail: String::new(),
             separable: true,
             windows: Default::default(),
@@ -48,6 +50,7 @@ impl Control {
         let accel = InventoryDevice {
             function: "alpha/accel0.vf1".parse().unwrap(),
             kind: "accelerator".to_owned(),
+            capabilities: &[DeviceCapability::Engines],
             detail: String::new(),
             separable: false,
             windows: Default::default(),

@@ -9,6 +9,7 @@ use rackbus_control::api::{
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::{Service, ServiceOptions};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::Config;
 
 /// After this long a test fails instead of waiting on.
@@ -19,6 +20,7 @@ fn open(store: MemoryStore) -> Arc<Service> {
     let device = InventoryDevice {
         function: "alpha/nvme0".parse().unwrap(),
         kind: "nvme".to_owned(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: Default::default(),

@@ -12,7 +12,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rackbus_fabric::rack::{DeviceSection, Rack, RackError, format_size};
+use rackbus_fabric::rack::{
+    DeviceCapability, DeviceFacts, DeviceSection, Rack, RackError, format_size,
+};
 use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_net::PortOptions;
@@ -49,6 +51,12 @@ pub trait Class: Sync {
     /// What PCI knows its functions by, where that is the same for all of them.
     fn pci_identity(&self) -> Option<PciIdentity> {
         None
+    }
+
+    /// What can be done with its functions by parts of rackbus that know no class. They ask for the capability and not
+    /// for the class.
+    fn capabilities(&self) -> &'static [DeviceCapability] {
+        &[]
     }
 
     /// Reads what the rack file says of a device. `None`: the timing model knows it, and no host on
@@ -125,6 +133,11 @@ impl PciIdentity {
 /// What PCI knows functions of class `class` by; nothing where that differs from one to another.
 pub fn pci_identity(class: &str) -> Option<PciIdentity> {
     find(class)?.pci_identity()
+}
+
+/// What can be done with functions of class `class`; nothing with those of one that there is not.
+pub fn capabilities(class: &str) -> &'static [DeviceCapability] {
+    find(class).map_or(&[], |class| class.capabilities())
 }
 
 /// A device as the rack file describes it.
@@ -324,7 +337,9 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         if virtual_functions.is_empty() {
             devices.push(RackDevice { function: of(), section: of(), kind, config });
         }
-        Ok(virtual_functions.len() as u16)
+        let (virtual_functions, capabilities) =
+            (virtual_functions.len() as u16, class.capabilities());
+        Ok(DeviceFacts { virtual_functions, capabilities })
     })?;
     check_addresses(&rack, &devices, &places).map_err(|problem| problem.locate(file, text))?;
     Ok((rack, devices))

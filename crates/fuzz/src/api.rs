@@ -15,6 +15,7 @@ use rackbus_control::api::{ApiError, Lease, NodeMessages, RackStatus};
 use rackbus_control::http::routes;
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{Service, ServiceOptions};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
@@ -64,6 +65,7 @@ fn service() -> Arc<Service> {
     let device = |name: &str| InventoryDevice {
         function: name.parse().expect("it is a name"),
         kind: "nvme".to_owned(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: Default::default(),

@@ -8,14 +8,11 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use rackbus_fabric::rack::{Network, PortRules, Rack};
+use rackbus_fabric::rack::{DeclaredFunction, DeviceCapability, Network, PortRules, Rack};
 
 use crate::address::MacAddress;
 use crate::port::PortOptions;
 use crate::vlan::VlanMembership;
-
-/// The class of network functions, as rack files name it.
-pub const FUNCTION_KIND: &str = "nic";
 
 /// The first bytes of every station's Ethernet address: locally administered.
 const PREFIX: [u8; 3] = [0x02, 0x72, 0x62];
@@ -99,7 +96,8 @@ impl Stations {
             own.with(network.hosts.get(&host.name).unwrap_or(&PortRules::default()))
         });
         let half = network.subnet.stations() / 2;
-        let functions = rack.functions().filter(|(_, device)| device.kind == FUNCTION_KIND);
+        let has_port = |device: &DeclaredFunction| device.can(DeviceCapability::Port) == Some(true);
+        let functions = rack.functions().filter(|(_, device)| has_port(device));
         // Up to the broadcast address.
         let numbers = (1..half - 1).take_while(|number| *number < FUNCTIONS);
         let functions = functions.zip(numbers).map(|((name, _), number)| {
@@ -181,12 +179,21 @@ fn station(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use rackbus_fabric::rack::DeviceFacts;
+
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The stations of a rack each of whose devices has a port.
+    pub(crate) fn with_ports(text: &str) -> Stations {
+        let facts = DeviceFacts { virtual_functions: 0, capabilities: &[DeviceCapability::Port] };
+        let rack = Rack::parse_with("rack.toml", text, |_| Ok(facts)).unwrap();
+        Stations::of(&rack, &BTreeMap::new())
+    }
 
     fn stations(subnet: &str, hosts: usize, functions: usize) -> Stations {
         let mut text = format!("name = \"lab\"\n[network]\nsubnet = \"{subnet}\"\n");
@@ -197,7 +204,7 @@ mod tests {
             let host = function % hosts;
             text += &format!("[hosts.h{host}.devices.nic{function}]\nkind = \"nic\"\n");
         }
-        Stations::of(&Rack::parse("rack.toml", &text).unwrap(), &BTreeMap::new())
+        with_ports(&text)
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rackbus_control::api::{Device as ApiDevice, DeviceState};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{ControlClient, ServiceOptions};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{BorrowerAction, Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
@@ -362,6 +363,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     let nvme0 = InventoryDevice {
         function: "alpha/nvme0".parse().unwrap(),
         kind: "nvme".into(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: Default::default(),

@@ -3,6 +3,7 @@
 pub mod accel;
 pub mod bench;
 pub mod borrow;
+pub mod capability;
 pub mod certificates;
 pub mod completions;
 pub mod composition;

@@ -7,7 +7,7 @@ use rackbus_control::service::{
     DescribedDevice, Inventory, InventoryDevice, OfferedDevice, ReadRack, Sections,
 };
 use rackbus_devices::RackDevice;
-use rackbus_devices::class::parse_rack;
+use rackbus_devices::class::{self, parse_rack};
 use rackbus_fabric::derive;
 use rackbus_fabric::rack::{CompositionConfig, Rack};
 use rackbus_lease::Placement;
@@ -32,10 +32,11 @@ pub fn inventory(
         // Devices that only the timing model knows are not there to borrow.
         let config = device.config.as_ref()?;
         let (kind, detail) = (device.kind.to_owned(), config.detail());
+        let capabilities = class::capabilities(device.kind);
         let separable = if apart { config.is_carried() } else { config.is_separable() };
         let has_windows = config.physical().is_some() || config.is_polled();
         let windows = windows(rack, device, has_windows);
-        Some(InventoryDevice { function, kind, detail, separable, windows })
+        Some(InventoryDevice { function, kind, capabilities, detail, separable, windows })
     });
     let topology = match apart {
         true => derive::topology_of_machines(rack),

@@ -1,4 +1,4 @@
-//! An accelerator that is asked for by its service level: what a request says, what nodes say that their devices could
+//! A device with engines that is asked for by its service level, of whatever class: what a request says, what nodes say that their devices could
 //! still promise, and what is answered where none keeps the level.
 
 use std::collections::BTreeMap;
@@ -6,9 +6,6 @@ use std::collections::BTreeMap;
 use rackbus_qos::{EngineProfile, LevelRoom, Point, ProfileError, ResourcesLeft, Shaping};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// The class of accelerators, as the rack file has it.
-pub const ACCELERATOR: &str = "accelerator";
 
 /// Asks for whichever accelerator keeps a service level.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -29,6 +29,10 @@ pub struct Device {
     pub function: String,
     /// What it is: `nvme`.
     pub kind: String,
+    /// What can be done with it, whatever its class: `engines` (their throughput is promised by service levels), `blocks` (a
+    /// drive, which takes NVMe commands), `port` (a station of the rack's network). Older control planes do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<Vec<String>>,
     /// Its size and where its data lives, for people.
     pub detail: String,
     /// Whether it can be borrowed now.

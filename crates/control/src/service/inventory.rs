@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use rackbus_fabric::Topology;
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{CompositionRecord, FunctionId};
 
 use super::Sections;
@@ -33,6 +34,8 @@ pub struct InventoryDevice {
     pub function: FunctionId,
     /// Its class, as the rack file has it: `nvme`.
     pub kind: String,
+    /// What can be done with it, as its class says.
+    pub capabilities: &'static [DeviceCapability],
     /// Size and backing, for people.
     pub detail: String,
     /// Its front can run at the borrower, apart from what is lent; on another machine where hosts are

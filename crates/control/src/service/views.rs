@@ -274,6 +274,7 @@ impl WriterShared {
         Device {
             function: device.function.to_string(),
             kind: device.kind.clone(),
+            capabilities: Some(device.capabilities.iter().map(|it| it.word().to_owned()).collect()),
             detail: device.detail.clone(),
             state,
             lease,

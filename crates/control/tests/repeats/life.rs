@@ -8,6 +8,7 @@ use rackbus_control::api::{BorrowRequest, Lease, NodeMessages};
 use rackbus_control::service::{DescribedDevice, Inventory, InventoryDevice, OfferedDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::{Service, ServiceOptions};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, Message};
 use tokio::task::JoinSet;
 
@@ -21,6 +22,7 @@ fn inventory(offered: &[OfferedDevice]) -> Inventory {
     let device = |name: &str| InventoryDevice {
         function: format!("alpha/{name}").parse().unwrap(),
         kind: "nvme".to_owned(),
+        capabilities: &[DeviceCapability::Blocks],
         detail: String::new(),
         separable: true,
         windows: Default::default(),

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_fabric::rack::DeviceSection;
+use rackbus_fabric::rack::{DeviceCapability, DeviceSection};
 use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
@@ -35,6 +35,10 @@ impl Class for AcceleratorClass {
 
     fn pci_identity(&self) -> Option<PciIdentity> {
         Some(PciIdentity::new(VENDOR_ID, DEVICE_ID, CLASS_CODE))
+    }
+
+    fn capabilities(&self) -> &'static [DeviceCapability] {
+        &[DeviceCapability::Engines]
     }
 
     fn state_version(&self) -> Option<u32> {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_fabric::rack::{DeviceSection, PortRules};
+use rackbus_fabric::rack::{DeviceCapability, DeviceSection, PortRules};
 use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_net::{MacAddress, PortOptions};
@@ -53,6 +53,10 @@ impl Class for NicClass {
 
     fn pci_identity(&self) -> Option<PciIdentity> {
         Some(PciIdentity::new(VENDOR_ID, DEVICE_ID_BASE + DEVICE_TYPE, CLASS_CODE))
+    }
+
+    fn capabilities(&self) -> &'static [DeviceCapability] {
+        &[DeviceCapability::Port]
     }
 
     fn state_version(&self) -> Option<u32> {

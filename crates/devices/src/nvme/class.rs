@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rackbus_fabric::rack::{DeviceSection, format_rate, format_size};
+use rackbus_fabric::rack::{DeviceCapability, DeviceSection, format_rate, format_size};
 use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
@@ -40,6 +40,10 @@ impl Class for DriveClass {
     fn pci_identity(&self) -> Option<PciIdentity> {
         let [_, class @ ..] = CLASS_CODE.to_be_bytes();
         Some(PciIdentity::new(VENDOR_ID, DEVICE_ID, class))
+    }
+
+    fn capabilities(&self) -> &'static [DeviceCapability] {
+        &[DeviceCapability::Blocks]
     }
 
     fn read(&self, section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
@@ -357,7 +361,7 @@ mod tests {
 
     use super::*;
     use crate::class::parse_rack;
-    use rackbus_fabric::rack::Rack;
+    use rackbus_fabric::rack::{DeviceFacts, Rack};
 
     /// The one drive of a rack whose host and device have these names, with these keys.
     fn read(host: &str, device: &str, keys: &str) -> Result<DriveSection, String> {
@@ -369,7 +373,7 @@ mod tests {
         let rack = Rack::parse_with("rack.toml", &text, |section| {
             let keys = section.keys(KEYS)?;
             drive = Some(DriveSection::read(section.function(), &keys)?);
-            Ok(0)
+            Ok(DeviceFacts::default())
         });
         assert_eq!(rack.map(drop).map_err(|error| error.to_string()), parsed);
         parsed.map(|()| drive.expect("there is one"))

@@ -9,8 +9,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::{
-    BROADCAST_NODE_ID, ControlConfig, DeclaredFunction, Host, LAST_NODE_ID, Links, PAGE, Rack,
-    composition, network, share,
+    BROADCAST_NODE_ID, ControlConfig, DeclaredFunction, DeviceFacts, Host, LAST_NODE_ID, Links,
+    PAGE, Rack, composition, network, share,
 };
 use crate::names::{self, is_name};
 use crate::text::{Named, Parsed, Section, document, mismatch, subsection, wrong};
@@ -22,7 +22,7 @@ const TIB: u64 = 1 << 40;
 
 /// Reads a rack file; its devices' sections go to `read`, one after the other. Without one, nothing is known of virtual
 /// functions.
-pub(super) fn parse(text: &str, read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
+pub(super) fn parse(text: &str, mut read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
     let root = document(text)?;
     let top = Section::new(
         root.get_ref(),
@@ -49,9 +49,11 @@ pub(super) fn parse(text: &str, read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
     let entries = top.tables("hosts")?;
     let ids = node_ids(&entries)?;
     let knows_functions = read.is_some();
-    let mut none = |_: &DeviceSection<'_>| Ok(0);
-    let read = read.unwrap_or(&mut none);
-    let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id, read));
+    let mut facts = |section: &DeviceSection<'_>| match &mut read {
+        Some(read) => read(section).map(Some),
+        None => Ok(None),
+    };
+    let hosts = entries.iter().zip(ids).map(|(entry, id)| host(entry, id, &mut facts));
     let hosts = hosts.collect::<Parsed<Vec<_>>>()?;
     if hosts.is_empty() {
         return wrong(0..0, "the rack has no host", "write [hosts.NAME] for each host");
@@ -102,7 +104,7 @@ pub(super) fn parse(text: &str, read: Option<ReadDevice<'_>>) -> Parsed<Rack> {
 // `profile` is the timing model's to read.
 const HOST: &[&str] = &["node_id", "memory", "export", "iommu", "ntb", "devices", "profile"];
 
-fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Parsed<Host> {
+fn host(entry: &Named<'_>, node_id: u32, facts: AskFacts<'_>) -> Parsed<Host> {
     let section = host_section(entry)?;
     let stated = section.size("memory", 64 * MIB, 64 * TIB)?;
     let memory = stated.unwrap_or(4096 * MIB);
@@ -123,7 +125,7 @@ fn host(entry: &Named<'_>, node_id: u32, read: ReadDevice<'_>) -> Parsed<Host> {
         devices: section
             .tables("devices")?
             .iter()
-            .map(|device_entry| device(entry.name, device_entry, read))
+            .map(|device_entry| device(entry.name, device_entry, facts))
             .collect::<Parsed<Vec<_>>>()?
             .concat(),
     })
@@ -226,15 +228,22 @@ const NODE_IDS: &str =
 /// As many hosts as there are node ids.
 const MOST_HOSTS: u32 = LAST_NODE_ID / 4 - 1;
 
-/// Reads a device's section by what its class says of it; how many virtual functions it has.
-pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<u16>;
+/// Reads a device's section by what its class says of it.
+pub(super) type ReadDevice<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<DeviceFacts>;
 
-fn device(host: &str, entry: &Named<'_>, read: ReadDevice<'_>) -> Parsed<Vec<DeclaredFunction>> {
+/// The same, or nothing where the file is read without the classes.
+type AskFacts<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<Option<DeviceFacts>>;
+
+fn device(host: &str, entry: &Named<'_>, facts: AskFacts<'_>) -> Parsed<Vec<DeclaredFunction>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
-    let functions = read(&section)?;
+    let facts = facts(&section)?;
+    let capabilities = facts.map(|facts| facts.capabilities);
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
-    let function = |vf| DeclaredFunction { name: entry.name.to_owned(), vf, kind: kind.to_owned() };
-    Ok(match functions {
+    let function = |vf| {
+        let (name, kind) = (entry.name.to_owned(), kind.to_owned());
+        DeclaredFunction { name, vf, kind, capabilities }
+    };
+    Ok(match facts.unwrap_or_default().virtual_functions {
         0 => vec![function(None)],
         most => (1..=most).map(|vf| function(Some(vf))).collect(),
     })

@@ -15,6 +15,7 @@
 //! column, what is wrong and what is allowed; nothing is guessed and no key is passed over. What the
 //! file says of a device is its class's to read, from a [`DeviceSection`].
 
+mod capability;
 mod composition;
 mod file;
 mod network;
@@ -28,6 +29,7 @@ pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
 use crate::text::Parsed;
 pub use crate::values::{format_rate, format_size};
+pub use capability::{DeviceCapability, DeviceFacts};
 pub use file::DeviceSection;
 
 /// A rack, as its file describes it.
@@ -92,9 +94,16 @@ pub struct DeclaredFunction {
     pub vf: Option<u16>,
     /// Its class, as the file names it: `nvme`. What else the file says of it, its class reads.
     pub kind: String,
+    /// What can be done with it, as its class says; nothing is known where the file was read without the classes.
+    pub capabilities: Option<&'static [DeviceCapability]>,
 }
 
 impl DeclaredFunction {
+    /// Whether its class says that it can do this; `None` where nobody asked its class.
+    pub fn can(&self, capability: DeviceCapability) -> Option<bool> {
+        self.capabilities.map(|all| all.contains(&capability))
+    }
+
     /// Its function's name on the host: `nvme0`, `accel0.vf3`.
     pub fn function(&self) -> String {
         match self.vf {
@@ -364,15 +373,14 @@ impl Rack {
     }
 
     /// The same, with `read` for the sections of the devices, in the order of the hosts and of the
-    /// devices of each. It says how many virtual functions a device has: with any, those are lent, and
-    /// not the device itself.
+    /// devices of each.
     ///
     /// # Errors
     /// As [`parse`](Rack::parse), and what `read` finds wrong, with its place.
     pub fn parse_with(
         file: &str,
         text: &str,
-        mut read: impl FnMut(&DeviceSection<'_>) -> Parsed<u16>,
+        mut read: impl FnMut(&DeviceSection<'_>) -> Parsed<DeviceFacts>,
     ) -> Result<Rack, RackError> {
         file::parse(text, Some(&mut read)).map_err(|problem| problem.locate(file, text))
     }

@@ -138,7 +138,7 @@ fn what_a_class_finds_wrong_with_its_keys_has_a_place() {
     let mut seen = Vec::new();
     let error = Rack::parse_with("rack.toml", text, |section| {
         seen.push(section.function().to_owned());
-        section.keys(&["kind", "reels"])?.count("reels", 1, 4).map(|_| 0)
+        section.keys(&["kind", "reels"])?.count("reels", 1, 4).map(|_| DeviceFacts::default())
     });
     let said = error.unwrap_err().to_string();
     let expected = "rack.toml:7:1: unknown key `reals` in device a/y; did you mean `reels`?";
@@ -319,8 +319,16 @@ fn compositions_name_the_functions_that_are_lent() {
              name = \"x\"\nhost = \"b\"\nfunctions = [\"a/{function}\"]\n"
         )
     };
-    let with = |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(2));
-    assert_eq!(with("d.vf2").unwrap().compositions[0].functions, ["a/d.vf2"]);
+    let facts = DeviceFacts { virtual_functions: 2, capabilities: &[DeviceCapability::Blocks] };
+    let with = |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(facts));
+    let rack = with("d.vf2").unwrap();
+    assert_eq!(rack.compositions[0].functions, ["a/d.vf2"]);
+    let can = |rack: &Rack, capability| rack.hosts[0].devices[0].can(capability);
+    assert_eq!(can(&rack, DeviceCapability::Blocks), Some(true));
+    assert_eq!(can(&rack, DeviceCapability::Engines), Some(false));
+    // Nobody asked the classes.
+    let rack = Rack::parse("rack.toml", &file("d.vf2")).unwrap();
+    assert_eq!(can(&rack, DeviceCapability::Blocks), None);
     for wrong in ["d", "d.vf0", "d.vf3", "d.vfx"] {
         let error = with(wrong).unwrap_err().to_string();
         assert!(error.contains(&format!("there is no function `a/{wrong}`")), "{error}");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{DeviceCapability, Rack};
 use rackbus_fabric::text::Problem;
 use rackbus_qos::MessageRoundRobin;
 
@@ -52,8 +52,8 @@ pub struct Run {
     units: BTreeMap<String, ResourceId>,
     /// By name: gates that steps go through.
     gates: BTreeMap<String, GateId>,
-    /// By device: the word of what it is.
-    kinds: BTreeMap<String, String>,
+    /// By device that takes no NVMe commands: the word of what it is.
+    no_drives: BTreeMap<String, String>,
     /// By name: the number of a tenant, from 1 on in the order of names.
     pub(super) tenants: BTreeMap<String, u32>,
     /// By flow of the workload: how many queues those before it have.
@@ -149,8 +149,9 @@ impl Run {
             media: BTreeMap::new(),
             units: BTreeMap::new(),
             gates: BTreeMap::new(),
-            kinds: rack
+            no_drives: rack
                 .functions()
+                .filter(|(_, device)| device.can(DeviceCapability::Blocks) == Some(false))
                 .map(|(name, device)| (name.to_string(), device.kind.clone()))
                 .collect(),
             tenants: tenants.into_iter().map(str::to_owned).zip(1..).collect(),
@@ -206,11 +207,10 @@ impl Run {
         let mut most: BTreeMap<End, u32> = BTreeMap::new();
         for spec in &self.workload.flows {
             let FlowKind::Ring { device, units, drive, .. } = &spec.kind else { continue };
-            if let Some(word) = self.kinds.get(device).filter(|word| *drive && *word != "nvme") {
+            if let Some(word) = self.no_drives.get(device).filter(|_| *drive) {
                 let what = format!("`{device}` is a {word}");
                 let span = spec.places.ends.get(1).cloned().unwrap_or(0..0);
-                let allowed =
-                    "flows of kind nvme-read and nvme-write are for devices of kind nvme".into();
+                let allowed = "flows of kind nvme-read and nvme-write are for NVMe drives".into();
                 return Err(Failed::Wrong(Problem { span, what, allowed }));
             }
             if let Ok(end) = self.assembly.end(device) {

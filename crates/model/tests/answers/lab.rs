@@ -1,6 +1,6 @@
 //! Racks and workloads as text, and what comes of them.
 
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{DeviceCapability, DeviceFacts, Rack};
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::timing;
 use rackbus_model::workload::{self, FlowResult, Results};
@@ -12,7 +12,12 @@ pub fn run(rack: &str, workload: &str) -> Results {
 
 /// The same, or what is said against it.
 pub fn tried(rack: &str, workload: &str) -> Result<Results, String> {
-    let parsed = Rack::parse("rack.toml", rack).map_err(|error| error.to_string())?;
+    let parsed = Rack::parse_with("rack.toml", rack, |section| {
+        let is_drive = section.kind("a class").is_ok_and(|(kind, _)| kind == "nvme");
+        let capabilities: &[_] = if is_drive { &[DeviceCapability::Blocks] } else { &[] };
+        Ok(DeviceFacts { capabilities, ..DeviceFacts::default() })
+    });
+    let parsed = parsed.map_err(|error| error.to_string())?;
     let timing = timing::read_for("rack.toml", rack, &parsed).map_err(|error| error.to_string())?;
     let flows = workload::parse("workload.toml", workload).map_err(|error| error.to_string())?;
     workload::run(&parsed, &timing, &flows, 400_000_000).map_err(|error| error.to_string())

@@ -17,7 +17,7 @@ const OTHER: usize = 3;
 fn stations() -> Stations {
     let text = "name = \"lab\"\n[hosts.alpha.devices.nic0]\nkind = \"nic\"\n\
                 [hosts.beta.devices.nic0]\nkind = \"nic\"\n";
-    Stations::of(&Rack::parse("rack.toml", text).unwrap(), &BTreeMap::new())
+    crate::addressing::tests::with_ports(text)
 }
 
 fn switch() -> StationSwitch {

@@ -90,6 +90,7 @@ fn inventory(devices: &[RackDevice]) -> Inventory {
     let offered = devices.iter().map(|device| InventoryDevice {
         function: device.function.parse().unwrap(),
         kind: device.kind.to_owned(),
+        capabilities: rackbus_devices::class::capabilities(device.kind),
         detail: device.config.as_ref().unwrap().detail(),
         separable: device.config.as_ref().unwrap().is_separable(),
         windows: Default::default(),

@@ -1,9 +1,10 @@
 //! `rackbus accel list`: the accelerators of the rack.
 
 use rackbus_control::api::Device;
+use rackbus_fabric::rack::DeviceCapability;
 
 use crate::Common;
-use crate::commands::client;
+use crate::commands::{capability, client};
 use crate::output::{Cell, Failure, Output, Tone, duration};
 
 /// List the accelerators' functions, who has them, and of the lease that each has: its service level, what was
@@ -18,7 +19,7 @@ pub struct Args {}
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let mut devices = client(common).await?.devices().await?;
-        devices.retain(|device| device.kind == rackbus_devices::accel::CLASS);
+        devices.retain(|device| capability::can(device, DeviceCapability::Engines));
         output.result(&devices, |o| {
             let head = [
                 "function",

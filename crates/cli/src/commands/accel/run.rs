@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use rackbus_control::api::Lease;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_spec::accel::Operation;
 use serde_json::json;
 
 use super::failed;
 use crate::Common;
-use crate::commands::client;
+use crate::commands::{capability, client};
 use crate::output::{Failure, Output};
 
 /// Send a message from standard input through an accelerator that was borrowed, and write what comes
@@ -169,7 +170,7 @@ impl Args {
 
     /// The lease that is meant.
     async fn lease(&self, common: &Common) -> Result<Lease, Failure> {
-        let mut leases = borrowed(common, rackbus_devices::accel::CLASS, self.lease).await?;
+        let mut leases = borrowed(common, DeviceCapability::Engines, self.lease).await?;
         match (leases.len(), leases.pop()) {
             (1, Some(lease)) => Ok(lease),
             (0, _) => {
@@ -251,15 +252,15 @@ impl Args {
     }
 }
 
-/// The leases of functions of a class that can be opened here; of these the one with that number, if it is given.
+/// The leases of functions with a capability that can be opened here; of these the one with that number, if it is given.
 async fn borrowed(
     common: &Common,
-    class: &str,
+    wanted: DeviceCapability,
     number: Option<u64>,
 ) -> Result<Vec<Lease>, Failure> {
     let client = client(common).await?;
     let devices = client.devices().await?;
-    let devices = devices.iter().filter(|device| device.kind == class);
+    let devices = devices.iter().filter(|device| capability::can(device, wanted));
     let functions: Vec<&str> = devices.map(|device| device.function.as_str()).collect();
     let mut leases = client.leases(false).await?;
     leases.retain(|lease| {

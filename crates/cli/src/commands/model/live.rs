@@ -2,6 +2,7 @@
 
 use rackbus_control::api::{Lease, LeaseStage};
 use rackbus_devices::class::parse_rack;
+use rackbus_fabric::rack::DeviceCapability;
 
 use crate::Common;
 use crate::commands::client;
@@ -16,12 +17,14 @@ pub fn rack(common: &Common) -> Result<Source, Failure> {
 }
 
 /// A workload of the leases in `rack`: random reads of each borrowed drive, 32 at a time. With it the functions that are
-/// lent and are not of kind nvme, which have no flow.
+/// lent and are no NVMe drives, which have no flow.
 pub async fn leases(common: &Common, rack: &Source) -> Result<(Source, Vec<String>), Failure> {
     let (described, _) = parse_rack(&rack.name, &rack.text).map_err(|error| rack.misread(error))?;
     let is_drive = |function: &str| {
-        let mut functions = described.functions();
-        functions.any(|(name, device)| device.kind == "nvme" && name.to_string() == function)
+        let mut drives = described
+            .functions()
+            .filter(|(_, device)| device.can(DeviceCapability::Blocks) == Some(true));
+        drives.any(|(name, _)| name.to_string() == function)
     };
     let leases = client(common).await?.leases(false).await?;
     let active = leases.into_iter().filter(|lease| lease.stage == LeaseStage::Active);
@@ -31,10 +34,9 @@ pub async fn leases(common: &Common, rack: &Source) -> Result<(Source, Vec<Strin
     if drives.is_empty() {
         let what = match others.is_empty() {
             true => "nothing is lent in the running rack".to_owned(),
-            false => format!(
-                "no drive of kind nvme is lent in the running rack, but {}",
-                others.join(", ")
-            ),
+            false => {
+                format!("no NVMe drive is lent in the running rack, but {}", others.join(", "))
+            }
         };
         return Err(Failure::new(what, "borrow a drive first, or name a workload file"));
     }

@@ -82,7 +82,7 @@ impl Args {
         }
         if !others.is_empty() {
             let note =
-                format!("lent, but left out as they are not of kind nvme: {}", others.join(", "));
+                format!("lent, but left out as they are no NVMe drives: {}", others.join(", "));
             cases.iter_mut().for_each(|case| case.workload.notes.push(note.clone()));
         }
         let (flows, duration) = match cases.first() {

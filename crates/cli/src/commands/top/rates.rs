@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use rackbus_control::api::{Device, DeviceReport, DeviceState, OperationReport, RackStatus};
 use rackbus_control::shares::Turns;
 use rackbus_control::usage::all;
+use rackbus_fabric::rack::DeviceCapability;
 use serde::Serialize;
 
 use super::network::NetworkRow;
+use crate::commands::capability;
 
 /// What the rack does.
 #[derive(Debug, Serialize)]
@@ -76,6 +78,9 @@ pub struct RateRow {
     pub kept: Option<f64>,
     /// Seconds in which its user got less than its minimum, since it has the function.
     pub violations: u64,
+    /// Whether it has engines that are promised by service levels.
+    #[serde(skip)]
+    pub has_engines: bool,
     #[serde(skip)]
     is_reported: bool,
 }
@@ -104,6 +109,7 @@ impl Rates {
     }
 
     fn row(&mut self, device: Device) -> RateRow {
+        let has_engines = capability::can(&device, DeviceCapability::Engines);
         // Where the borrower's node runs the front, the driver's operations are that one's.
         let Device { report, front, .. } = device;
         let trouble = [&report, &front].into_iter().flatten().find_map(|r| r.trouble.clone());
@@ -138,6 +144,7 @@ impl Rates {
             shaping: BTreeMap::new(),
             kept: None,
             violations,
+            has_engines,
             is_reported: now.is_some(),
         };
         if let Some((seconds, since)) = since {
@@ -255,6 +262,7 @@ pub mod tests {
         Device {
             function: "alpha/nvme0".into(),
             kind: "nvme".into(),
+            capabilities: None,
             detail: "1 GiB".into(),
             state: DeviceState::Lent,
             holder: Some("beta".into()),

@@ -219,10 +219,10 @@ fn functions(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
     sorted(picture, sort).into_iter().map(function).collect()
 }
 
-/// The functions that have a shaper.
+/// The functions that have engines, whatever their class.
 fn accelerators(picture: &Picture, sort: Sort) -> Vec<Vec<Cell>> {
     let rows = sorted(picture, sort).into_iter();
-    rows.filter(|row| row.kind == rackbus_devices::accel::CLASS).map(accelerator).collect()
+    rows.filter(|row| row.has_engines).map(accelerator).collect()
 }
 
 fn accelerator(row: &RateRow) -> Vec<Cell> {
@@ -442,7 +442,8 @@ mod tests {
         let lease = LeaseReport { lease: 1, shaping: shaping.clone(), ..LeaseReport::default() };
         Device {
             function: "alpha/accel0.vf1".into(),
-            kind: "accelerator".into(),
+            kind: "coprocessor".into(),
+            capabilities: Some(vec!["engines".into()]),
             report: Some(DeviceReport {
                 counted_ms,
                 shaping,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Availability, FunctionId, Placement, Priority, Terms};
 use rackbus_qos::{CandidateDevice, CandidateFunction, ServiceLevel};
 use tokio::time::Instant;
@@ -9,7 +10,12 @@ use tokio::time::Instant;
 use super::super::known::RackState;
 use super::super::leases::PATIENCE;
 use super::super::{InventoryDevice, WriterShared};
-use crate::api::{ACCELERATOR, ApiError, BorrowRequest, device_of};
+use crate::api::{ApiError, BorrowRequest, device_of};
+
+/// Whether a function has engines that are promised by service levels, whatever its class.
+fn has_engines(device: &InventoryDevice) -> bool {
+    device.capabilities.contains(&DeviceCapability::Engines)
+}
 
 /// Whether a function is an accelerator's, and may be lent to `borrower` so.
 fn is_candidate(device: &InventoryDevice, placement: Placement, borrower: &str) -> bool {
@@ -18,7 +24,7 @@ fn is_candidate(device: &InventoryDevice, placement: Placement, borrower: &str) 
         Placement::Borrower => device.separable,
         Placement::Host => device.windows.contains(borrower),
     };
-    device.kind == ACCELERATOR && placed
+    has_engines(device) && placed
 }
 
 /// A level that somebody was promised, where it can be read.
@@ -35,7 +41,7 @@ impl WriterShared {
         let inventory = self.inventory();
         let is_candidate =
             |device: &InventoryDevice| is_candidate(device, terms.placement, borrower);
-        let mut all = inventory.devices.iter().filter(|device| device.kind == ACCELERATOR);
+        let mut all = inventory.devices.iter().filter(|device| has_engines(device));
         match all.next() {
             Some(first) if !is_candidate(first) && !all.any(is_candidate) => {
                 let function = std::slice::from_ref(&first.function);
@@ -96,7 +102,7 @@ impl WriterShared {
         let until = Instant::from_std(self.clock.begun) + PATIENCE;
         let all_there = |known: &RackState| {
             let inventory = self.inventory();
-            let mut all = inventory.devices.iter().filter(|device| device.kind == ACCELERATOR);
+            let mut all = inventory.devices.iter().filter(|device| has_engines(device));
             let there = all.all(|device| known.listens(&device.function.host));
             (there && known.listens(borrower)).then_some(())
         };
@@ -109,7 +115,7 @@ impl WriterShared {
     pub(super) async fn free_accelerator(&self, request: &BorrowRequest, until: Instant) -> bool {
         let free = self.wait(until, |known| {
             let (inventory, in_turns) = (self.inventory(), in_turns(known));
-            let all = inventory.devices.iter().filter(|device| device.kind == ACCELERATOR);
+            let all = inventory.devices.iter().filter(|device| has_engines(device));
             { all }
                 .any(|it| self.is_free(known, &in_turns, &it.function, request.priority))
                 .then_some(())

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rackbus_driver::accel::{DriveRange, DriveSource, MessageWork, SourceError};
+use rackbus_fabric::rack::DeviceCapability;
 use rackbus_fabric::text::format_size;
 use rackbus_spec::accel::Operation;
 use serde_json::{Value, json};
@@ -48,7 +49,7 @@ impl DriveArgs {
     /// The drive that is meant, if one is.
     pub async fn source(&self, common: &Common) -> Result<Option<DriveInput>, Failure> {
         let Some(number) = self.drive else { return Ok(None) };
-        let lease = borrowed(common, "nvme", Some(number)).await?.pop();
+        let lease = borrowed(common, DeviceCapability::Blocks, Some(number)).await?.pop();
         let Some(socket) = lease.and_then(|lease| lease.socket) else {
             let remedy =
                 "borrow one: rackbus borrow HOST/DEVICE --for HOST; `rackbus leases` lists them";
