@@ -2,14 +2,15 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, CarriedSession, InheritedEnd};
+use rackbus_memory::{Carried, CarriedSession, InheritedEnd, ticks};
 use rackbus_pci::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
-    ModelState, ResetKind, RestoreError, SaveError, Work,
+    ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
 };
 use serde::{Deserialize, Serialize};
 
 use super::CLASS;
+use super::accesses::{AccessCounts, AccessKind};
 use super::medium::MemoryPort;
 use super::span::{MemorySpan, SpanError};
 use crate::class::FrontError;
@@ -111,6 +112,7 @@ pub struct MemoryFunction {
     span: MemorySpan,
     memory: BarMemory,
     health: Health,
+    accesses: AccessCounts,
     /// A front elsewhere has the medium.
     served: bool,
     /// What serves it to a front on another machine.
@@ -133,6 +135,7 @@ impl MemoryFunction {
             span,
             memory,
             health: Health::default(),
+            accesses: AccessCounts::default(),
             served: false,
             port: None,
             inherited: InheritedEnd::default(),
@@ -184,20 +187,31 @@ impl Function for MemoryFunction {
         self.health.clone()
     }
 
+    fn operations(&self) -> Operations {
+        self.accesses.operations()
+    }
+
     fn bar_read(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &mut [u8]) {
-        if !self.memory.is_there() || self.span.read(offset, data).is_err() {
+        let begun = ticks::now();
+        let done = self.memory.is_there() && self.span.read(offset, data).is_ok();
+        if !done {
             data.fill(0xff);
         }
+        self.accesses.count(AccessKind::Read, data.len(), done, begun);
     }
 
     fn bar_write(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &[u8]) {
-        if !self.memory.is_there() {
-            return;
-        }
-        if let Err(error) = self.span.write(offset, data) {
-            tracing::error!(%error, "a store into memory was lost");
-            self.health.fail(&format!("a store was lost: {error}"));
-        }
+        let begun = ticks::now();
+        let done = self.memory.is_there()
+            && match self.span.write(offset, data) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::error!(%error, "a store into memory was lost");
+                    self.health.fail(&format!("a store was lost: {error}"));
+                    false
+                }
+            };
+        self.accesses.count(AccessKind::Write, data.len(), done, begun);
     }
 
     fn reset(&mut self, _bus: &Bus<'_>, kind: ResetKind) {

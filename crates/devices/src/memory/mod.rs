@@ -6,6 +6,7 @@
 //! * `function`: the function around them.
 //! * `medium`: the two ends where the front runs on another machine, and each access is a question.
 
+mod accesses;
 mod class;
 mod function;
 mod medium;

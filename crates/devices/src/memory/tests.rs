@@ -76,6 +76,10 @@ fn loads_and_stores_reach_the_same_bytes_trapped_and_mapped() {
     endpoint.reset();
     enable(&mut endpoint);
     assert_eq!(&read(&mut endpoint, 64), b"mapped!!", "a function-level reset keeps memory");
+    // Those that came one by one.
+    let counts = endpoint.operations().counts(&[]);
+    let counted: Vec<_> = counts.iter().map(|(name, of)| (*name, of.done, of.bytes)).collect();
+    assert_eq!(counted, [("read", 3, 24), ("write", 2, 16)]);
 }
 
 /// Invariant I4, against a user that keeps its mapping for ever.

@@ -3,12 +3,13 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Carried, Event, ExchangeError, InheritedEnd};
+use rackbus_memory::{Carried, Event, ExchangeError, InheritedEnd, ticks};
 use rackbus_pci::{
-    Bus, Function, FunctionInfo, ModelState, ResetKind, RestoreError, SaveError, Work,
+    Bus, Function, FunctionInfo, ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
 };
 
 use super::super::CLASS;
+use super::super::accesses::{AccessCounts, AccessKind};
 use super::super::function::{Described, MemoryState, VERSION, info};
 use super::{Answer, Ask, LAYOUT, TAG, kind};
 use crate::class::FrontError;
@@ -27,6 +28,7 @@ pub struct RemoteMemory {
     info: FunctionInfo,
     described: Described,
     exchange: FrontExchange,
+    accesses: AccessCounts,
 }
 
 impl RemoteMemory {
@@ -65,7 +67,8 @@ impl RemoteMemory {
 
     /// Over an exchange with the node that has what is described.
     pub(super) fn over(described: Described, exchange: FrontExchange) -> RemoteMemory {
-        RemoteMemory { info: info(&described, None), described, exchange }
+        let accesses = AccessCounts::default();
+        RemoteMemory { info: info(&described, None), described, exchange, accesses }
     }
 
     /// Asks and waits; whether it was done.
@@ -105,7 +108,12 @@ impl Function for RemoteMemory {
         &self.info
     }
 
+    fn operations(&self) -> Operations {
+        self.accesses.operations()
+    }
+
     fn bar_read(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &mut [u8]) {
+        let (begun, length, mut all_done) = (ticks::now(), data.len(), true);
         for (at, part) in
             (offset..).step_by(LAYOUT.data_bytes).zip(data.chunks_mut(LAYOUT.data_bytes))
         {
@@ -114,22 +122,28 @@ impl Function for RemoteMemory {
                 Some(place) => {
                     place.get().copy_to(part);
                 }
-                None => part.fill(0xff),
+                None => {
+                    part.fill(0xff);
+                    all_done = false;
+                }
             }
         }
+        self.accesses.count(AccessKind::Read, length, all_done, begun);
     }
 
     fn bar_write(&mut self, _bus: &Bus<'_>, _bar: u8, offset: u64, data: &[u8]) {
-        for (at, part) in (offset..).step_by(LAYOUT.data_bytes).zip(data.chunks(LAYOUT.data_bytes))
-        {
+        let begun = ticks::now();
+        let mut parts = (offset..).step_by(LAYOUT.data_bytes).zip(data.chunks(LAYOUT.data_bytes));
+        let all_done = parts.all(|(at, part)| {
             if let Some(place) = self.exchange.data(TAG, part.len()) {
                 place.get().copy_from(part);
             }
-            if !self.ask(kind::WRITE, at, part.len()) {
-                tracing::error!("a store into memory of another machine was lost");
-                return;
-            }
+            self.ask(kind::WRITE, at, part.len())
+        });
+        if !all_done {
+            tracing::error!("a store into memory of another machine was lost");
         }
+        self.accesses.count(AccessKind::Write, data.len(), all_done, begun);
     }
 
     /// Memory keeps its content when it is reset; it has no other state.

@@ -55,6 +55,11 @@ fn what_is_stored_is_loaded_whatever_its_length() {
         front.read(bar, at, &mut read).unwrap();
         assert!(read == data, "{length} bytes at {at}");
     }
+    // Each access is one, however many questions it took.
+    let counts = front.operations().counts(&[]);
+    let counted: Vec<_> = counts.iter().map(|(name, of)| (*name, of.done, of.failed)).collect();
+    assert_eq!(counted, [("read", 5, 0), ("write", 5, 0)]);
+    assert_eq!(counts[0].1.bytes, 1 + 8 + 100 + 200_001 + 5);
     over.store(true, Ordering::Relaxed);
     serving.join().unwrap();
     // Nobody answers any more.
@@ -62,6 +67,7 @@ fn what_is_stored_is_loaded_whatever_its_length() {
     let mut read = [0; 8];
     front.read(bar, 0, &mut read).unwrap();
     assert_eq!(read, [0xff; 8]);
+    assert_eq!(front.operations().counts(&[])[0].1.failed, 1);
 }
 
 /// The same as if its user was here: the function is not healthy any more.
