@@ -8,6 +8,7 @@ mod lease;
 mod path;
 mod rack;
 mod report;
+mod traffic;
 
 pub use accelerator::{
     AcceleratorChoice, AcceleratorOffer, AcceleratorRoom, EngineCost, device_of,
@@ -24,6 +25,8 @@ pub use report::{
     RdmaLaneReport,
 };
 use serde::{Deserialize, Serialize};
+pub(crate) use traffic::bound_traffic;
+pub use traffic::{PeerTraffic, PortTraffic, traffic};
 use utoipa::ToSchema;
 
 /// Something went wrong, and what to do about it.

@@ -72,6 +72,8 @@ type Shared = State<Arc<Service>>;
         OperationReport,
         MediumLinkReport,
         RdmaLaneReport,
+        crate::api::PortTraffic,
+        crate::api::PeerTraffic,
         crate::api::AccessPath,
         RackStatus,
         ControlStatus,

@@ -704,6 +704,7 @@ async fn what_is_counted_is_served_to_prometheus() {
     let report = NodeReport {
         devices: [("nvme0".to_owned(), report)].into(),
         shared_memory: [("segments".to_owned(), 2)].into(),
+        shared_bytes: [("segments".to_owned(), 8192)].into(),
         channels: [("transactions".to_owned(), 8), ("bytes".to_owned(), 4096)].into(),
         conversations: [("functions".to_owned(), 1)].into(),
         over_bounds: [("locks".to_owned(), 6)].into(),
@@ -725,6 +726,7 @@ async fn what_is_counted_is_served_to_prometheus() {
         "rackbus_requests_refused_total{} 0",
         "rackbus_log_lines_left_out_total{} 7",
         "rackbus_shared_memory{host=\"alpha\",what=\"segments\"} 2.0",
+        "rackbus_shared_memory_bytes{host=\"alpha\",what=\"segments\"} 8192.0",
         "rackbus_channel_transactions_total{host=\"alpha\"} 8",
         "rackbus_channel_bytes_total{host=\"alpha\"} 4096",
         "rackbus_link_conversations{host=\"alpha\",service=\"functions\"} 1.0",

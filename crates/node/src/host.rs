@@ -183,8 +183,9 @@ async fn start(
         counters.clone(),
         process.clone(),
     );
+    let left_out = options.log_lines_left_out;
     let observe =
-        metrics::observe(segments.clone(), counters, options.log_lines_left_out, process.clone());
+        metrics::observe(segments.clone(), network.clone(), counters, left_out, process.clone());
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_control::api::NodeReport;
+use rackbus_control::api::{NodeReport, traffic};
 use rackbus_control::metrics::{Labels, MetricsPage, MetricsSource};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
@@ -124,6 +124,7 @@ impl Drop for OpenConversation {
 /// What a node says to the control plane of the same.
 pub fn observe(
     segments: Arc<Segments>,
+    network: NetworkService,
     link: Arc<LinkCounters>,
     log_lines_left_out: fn() -> u64,
     process: NodeProcess,
@@ -143,6 +144,8 @@ pub fn observe(
             last_over_bounds: last,
             log_lines_left_out: log_lines_left_out(),
             shared_memory: shared.into(),
+            shared_bytes: segments.sizes().map(|(what, bytes)| (what.to_owned(), bytes)).into(),
+            network: traffic(&network.status()),
             channels: channel_counts(segments.channels()),
             conversations: open.into(),
             restarts_in_place: process.restarts,
@@ -202,6 +205,10 @@ pub fn source(
         let counts = counts.map(|(what, count)| (vec![("what", what.to_owned())], count as f64));
         let help = "What the host's processes share, and who is connected to it";
         page.gauge("shared_memory", help, counts);
+        let sizes = segments.sizes();
+        let sizes = sizes.map(|(what, bytes)| (vec![("what", what.to_owned())], bytes as f64));
+        let help = "Bytes of memory that the host's processes share, and that it exports at most";
+        page.gauge("shared_memory_bytes", help, sizes);
         let (over, _) = segments.refusals();
         let over = over.map(|(what, count)| (vec![("what", what.to_owned())], count));
         let help =

@@ -210,6 +210,10 @@ fn what_a_reply_gives_that_cannot_be_sent_is_given_back() {
     let Reply::Created { segment, .. } = made else { panic!("{made:?}") };
     directory.request(0, SESSION, SessionRequest::SetAvailable { segment }, &mut memories);
     let before = directory.statistics();
+    let sizes = directory.sizes().map(|(what, bytes)| (what, bytes > 0));
+    let there =
+        [("segments", true), ("groups", false), ("page extents", false), ("exported", true)];
+    assert_eq!((sizes, directory.sizes()[0].1), (there, 4096));
     for request in [create(8), connect, SessionRequest::Allocate { size }] {
         let reply = one(directory.request(0, SESSION, request.clone(), &mut memories));
         assert_ne!(directory.statistics(), before, "{request:?}");

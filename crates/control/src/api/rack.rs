@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Lease;
+use super::{Lease, PortTraffic};
 
 /// The rack as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -64,6 +64,16 @@ pub struct HostStatus {
     /// What its processes share, and who is connected to it, by name.
     #[serde(default)]
     pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// Bytes of memory that its processes share, by what they are of (`segments`, `groups`, `page extents`), and that it
+    /// exports at most (`exported`).
+    #[serde(default)]
+    pub shared_bytes: std::collections::BTreeMap<String, u64>,
+    /// What its ports exchanged in the rack's network, by name.
+    #[serde(default)]
+    pub network: std::collections::BTreeMap<String, PortTraffic>,
+    /// When its node counted this, in milliseconds since the node was started; 0 where it is not there.
+    #[serde(default)]
+    pub counted_ms: u64,
     /// What the copy channels of its processes did while these were attached, by name: transactions, bytes, failures,
     /// aborts.
     #[serde(default)]

@@ -4,7 +4,7 @@ use rackbus_lease::Message;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{AcceleratorRoom, PeerReport};
+use super::{AcceleratorRoom, PeerReport, PortTraffic, bound_traffic};
 use crate::usage::LeaseReport;
 
 /// What a node says of one of its functions, every few seconds. Counts are since the function's
@@ -182,6 +182,11 @@ pub struct NodeReport {
     pub counted_ms: u64,
     /// What its host's processes share, and who is connected to it, by name.
     pub shared_memory: std::collections::BTreeMap<String, u64>,
+    /// Bytes of memory that its host's processes share, by what they are of, and that the host exports at most; older nodes
+    /// say nothing of that.
+    pub shared_bytes: std::collections::BTreeMap<String, u64>,
+    /// What the ports of its host exchanged in the rack's network, by name; older nodes say nothing of that.
+    pub network: std::collections::BTreeMap<String, PortTraffic>,
     /// What the copy channels of its host's processes did while these were attached, by name: transactions, bytes,
     /// failures, aborts.
     pub channels: std::collections::BTreeMap<String, u64>,
@@ -205,8 +210,10 @@ impl NodeReport {
     /// Leaves out names of counts that are more, or longer, than a node has: they become labels of metrics.
     pub(crate) fn bound_names(&mut self) {
         const MOST: usize = 64;
-        let NodeReport { shared_memory, channels, conversations, over_bounds, .. } = self;
-        for counts in [shared_memory, channels, conversations, over_bounds] {
+        bound_traffic(&mut self.network);
+        let NodeReport { shared_memory, shared_bytes, channels, conversations, .. } = self;
+        for counts in [shared_memory, shared_bytes, channels, conversations, &mut self.over_bounds]
+        {
             counts.retain(|name, _| name.len() <= MOST);
             while counts.len() > MOST {
                 counts.pop_last();

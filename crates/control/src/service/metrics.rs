@@ -134,6 +134,9 @@ fn shared_between_hosts(known: &RackState, page: &mut MetricsPage) {
     let help = "What a host's processes share, and who is connected to it";
     let shared = named("what", |report| &report.shared_memory);
     page.gauge("shared_memory", help, shared.map(|(labels, count)| (labels, count as f64)));
+    let help = "Bytes of memory that a host's processes share, and that it exports at most";
+    let bytes = named("what", |report| &report.shared_bytes);
+    page.gauge("shared_memory_bytes", help, bytes.map(|(labels, count)| (labels, count as f64)));
     let help = "Conversations that other nodes have with a host's";
     let open = named("service", |report| &report.conversations);
     page.gauge("link_conversations", help, open.map(|(labels, count)| (labels, count as f64)));

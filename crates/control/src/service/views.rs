@@ -248,6 +248,9 @@ impl WriterShared {
                 .count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
             shared_memory: report.map(|r| r.shared_memory.clone()).unwrap_or_default(),
+            shared_bytes: report.map(|r| r.shared_bytes.clone()).unwrap_or_default(),
+            network: report.map(|r| r.network.clone()).unwrap_or_default(),
+            counted_ms: report.map_or(0, |r| r.counted_ms),
             channels: report.map(|r| r.channels.clone()).unwrap_or_default(),
             conversations: report.map(|r| r.conversations.clone()).unwrap_or_default(),
         }

@@ -190,6 +190,11 @@ impl Segments {
         self.lock().directory.statistics()
     }
 
+    /// Bytes of what its processes have made, each by its name, and of what the host exports at most.
+    pub fn sizes(&self) -> [(&'static str, u64); 4] {
+        self.lock().directory.sizes()
+    }
+
     /// What the copy channels of the host's processes did while these were attached.
     pub fn channels(&self) -> Statistics {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).total()

@@ -37,6 +37,12 @@ pub(super) struct ExtentEntry {
     moving: Option<(Handle, Opening)>,
 }
 
+impl ExtentEntry {
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+}
+
 /// Pages that one host may reach.
 #[derive(Debug)]
 struct Opened {

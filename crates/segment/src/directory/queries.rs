@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
 
+use super::groups::Group;
+use super::pages::ExtentEntry;
 use super::{ConnectionTarget, Directory, GuestConnection, ObjectId};
 use crate::{Handle, NodeId, SessionId};
 
@@ -101,6 +103,20 @@ impl Directory {
             ("connections to others", self.connections.len()),
             ("connections of others", self.guests.len()),
             ("moves under way", self.moves.len()),
+        ]
+    }
+
+    /// Bytes of what sessions here have made, each by its name, and of what this host exports at most. A member of a group has
+    /// the group's bytes.
+    pub fn sizes(&self) -> [(&'static str, u64); 4] {
+        [
+            (
+                "segments",
+                self.segments.values().filter(|it| it.group.is_none()).map(|it| it.size).sum(),
+            ),
+            ("groups", self.groups.values().map(Group::size).sum()),
+            ("page extents", self.extents.values().map(ExtentEntry::size).sum()),
+            ("exported", self.settings.range.size),
         ]
     }
 }
