@@ -18,7 +18,7 @@ const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 
 /// Machines of a rack of a name that no other has: network namespaces are this machine's.
 struct Lab {
-    _rack: Machines,
+    rack: Machines,
     hosts: [Machine; 3],
     /// Between beta's machine and those that connect to it.
     relay: Relay,
@@ -49,7 +49,7 @@ impl Lab {
             }
             machine
         });
-        let lab = Lab { _rack: rack, hosts, relay, name };
+        let lab = Lab { rack, hosts, relay, name };
         for machine in &lab.hosts {
             let up = machine.json(&["net", "up"]);
             assert_eq!(
@@ -158,6 +158,13 @@ fn stock_programs_of_different_machines_talk_over_the_link() {
     let peer = lab.peer("alpha", "beta");
     let (frames, bytes) = (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap());
     assert!(bytes / frames > 3000, "{peer}");
+    // Also where none of the nodes is.
+    lab.eventually("the control plane's machine does not show the network", || {
+        let rows = lab.rack.control.json(&["top"])["network"].clone();
+        let is_row = |row: &&Value| row["port"] == "alpha" && row["peer"] == "beta";
+        let row = rows.as_array().and_then(|rows| rows.iter().find(is_row).cloned());
+        row.is_some_and(|row| row["seconds"].as_f64() > Some(0.0) && row["ring_bytes"] != 0)
+    });
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("data");

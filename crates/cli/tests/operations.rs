@@ -1,8 +1,9 @@
 //! What a driver did with a borrowed drive can be read by users: by `devices`, `top` and metrics,
-//! wherever the drive's front runs.
+//! wherever the drive's front runs; and so can what hosts share.
 
 mod support;
 
+use rackbus_attach::{Location, SegmentOptions, Session};
 use rackbus_control::api::Lease;
 use support::{Rack, THREE_HOSTS, open};
 
@@ -81,4 +82,31 @@ fn top_shows_what_is_done_now() {
     let table = rack.good(&["top", "--once"]);
     assert!(table.contains("FUNCTION") && table.contains("conversations".to_uppercase().as_str()));
     assert_eq!(rack.run(&["top", "--interval", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn top_shows_what_hosts_share() {
+    let rack = Rack::up(THREE_HOSTS);
+    let location = Location { run_dir: rack.run_dir(), host: "alpha".to_owned() };
+    let session = Session::open(&location).unwrap();
+    let segment = session.create_segment(&SegmentOptions::shared(7, 3 << 20)).unwrap();
+    segment.set_available().unwrap();
+    // It shows two reports of each node, of which the last is from after this.
+    let picture = rack.json(&["top"]);
+    let shared = picture["shared"].as_array().unwrap();
+    let row = shared.iter().find(|row| row["host"] == "alpha").unwrap();
+    assert_eq!(
+        (&row["counts"]["segments"], &row["bytes"]["segments"]),
+        (&1.into(), &3_145_728.into())
+    );
+    assert!(row["seconds"].as_f64().unwrap() > 0.0, "{row}");
+    assert_eq!(shared.len(), 3, "{picture}");
+
+    let table = rack.good(&["top", "--once"]);
+    let line = table.lines().skip_while(|line| !line.contains("OF EXPORT")).nth(1).unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[..5], ["alpha", "1", "1,", "3", "MiB"], "{table}");
+    let page = rack.good(&["metrics", "alpha"]);
+    let bytes = "rackbus_shared_memory_bytes{what=\"segments\"} 3145728.0";
+    assert!(page.lines().any(|line| line == bytes), "{page}");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rackbus_control::network::{CaptureRequest, NetworkStatus, PeerStatus, PortStatus};
 use rackbus_control::{ControlClient, ControlClientError};
-use rackbus_fabric::rack::{Rack, format_size};
+use rackbus_fabric::rack::format_size;
 
 use crate::Common;
 use crate::commands::named_host;
@@ -165,16 +165,6 @@ fn state(status: &NetworkStatus) -> Cell {
         true => Cell("up".to_owned(), Tone::Good),
         false => Cell("down".to_owned(), Tone::Plain),
     }
-}
-
-/// What the nodes of a rack say of its network, as far as they answer.
-pub async fn statuses(run_dir: &std::path::Path, rack: &Rack) -> Vec<NetworkStatus> {
-    let mut all = Vec::new();
-    for host in &rack.hosts {
-        let socket = run_dir.join(&host.name).join(rackbus_node::metrics::SOCKET);
-        all.extend(ControlClient::new(&socket).network().await);
-    }
-    all
 }
 
 async fn status(common: &Common, output: &Output, hosts: &[String]) -> Result<(), Failure> {

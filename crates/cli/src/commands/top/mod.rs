@@ -1,31 +1,31 @@
 //! `rackbus top`: what the rack does now, live in the terminal.
 //!
 //! The control plane is asked for what nodes report, which they do every second while anything
-//! changes; [`rates`] makes rates of two reports, [`view`] draws them.
+//! changes, and nobody else, so that it is the same from any machine. [`rates`] makes rates of two
+//! reports of a function, [`network`] and [`shared`] of two reports of a [host](hosts); [`view`] draws
+//! them.
 
+mod hosts;
 mod network;
 mod rates;
+mod shared;
 mod view;
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rackbus_control::ControlClient;
 use rackbus_control::api::EventRecord;
-use rackbus_fabric::rack::Rack;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
 
-use crate::commands::{client, net};
+use crate::Common;
+use crate::commands::client;
 use crate::output::{Failure, Output};
-use crate::paths::{find_run_dir, running};
-use crate::{Common, contexts};
-use network::NetworkRates;
 use rates::{Picture, Rates};
 use view::{Screen, View};
 
-/// Show what the rack does now: operations, rates and times of each function, what hosts share, and
-/// what happened last. On a terminal it goes on until q is pressed; otherwise, and with --once or
+/// Show what the rack does now: operations, rates and times of each function, what hosts share, what
+/// the ports of the network exchange, and what happened last. On a terminal it goes on until q is pressed; otherwise, and with --once or
 /// --json, it shows one interval and ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -33,8 +33,9 @@ use view::{Screen, View};
   rackbus top --interval 5
   rackbus top --once
   rackbus top --json | jq '.functions[] | select(.p99_us > 100)'
+  rackbus top --json | jq '.shared[] | {host, bytes, copied_bytes}'
 
-Keys: 1 functions, 2 hosts, 3 events, 4 accelerators, 5 network, Tab the next; s sorts by another column, p pauses, q quits.")]
+Keys: 1 functions, 2 hosts, 3 events, 4 accelerators, 5 network, 6 shared memory, Tab the next; s sorts by another column, p pauses, q quits.")]
 pub struct Args {
     /// Seconds from one picture to the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -71,38 +72,18 @@ impl Args {
 /// Who is asked, and what they said before.
 struct Looks {
     client: ControlClient,
-    /// The run directory with its nodes, where they are on this machine.
-    nodes: Option<(PathBuf, Rack)>,
     rates: Rates,
-    network: NetworkRates,
-    begun: Instant,
 }
 
 impl Looks {
     async fn of(common: &Common) -> Result<Looks, Failure> {
-        let nodes = match contexts::chosen(common)? {
-            Some(_) => None,
-            None => {
-                let run_dir = find_run_dir(common)?;
-                let rack = running(&run_dir).and_then(|running| running.rack()).ok();
-                rack.map(|rack| (run_dir, rack))
-            }
-        };
-        let client = client(common).await?;
-        let (rates, network) = (Rates::default(), NetworkRates::default());
-        Ok(Looks { client, nodes, rates, network, begun: Instant::now() })
+        Ok(Looks { client: client(common).await?, rates: Rates::default() })
     }
 
-    /// Asks the control plane once, and the nodes for their network.
+    /// Asks the control plane once.
     async fn look(&mut self) -> Result<Picture, Failure> {
         let (devices, status) = (self.client.devices().await?, self.client.status().await?);
-        let mut picture = self.rates.picture(devices, status);
-        if let Some((run_dir, rack)) = &self.nodes {
-            let statuses = net::statuses(run_dir, rack).await;
-            let now_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-            picture.network = self.network.rows(&statuses, now_ms);
-        }
-        Ok(picture)
+        Ok(self.rates.picture(devices, status))
     }
 }
 

@@ -1,18 +1,20 @@
-//! Rates of the rack's network, made of two looks at its nodes (pure).
+//! The view of the rack's network: rates, made of two reports of each host's node (pure).
 
-use std::collections::BTreeMap;
-
-use rackbus_control::network::{NetworkStatus, PeerStatus};
+use rackbus_control::api::PeerTraffic;
 use serde::Serialize;
 
-/// What a port exchanged with another between two looks.
+use super::hosts::{HostReports, ReportPair};
+use super::view::number;
+use crate::output::{Cell, Tone};
+
+/// What a port exchanged with another between two reports.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NetworkRow {
     /// Name of the port.
     pub port: String,
     /// Name of the other one.
     pub peer: String,
-    /// Seconds between the two looks; none, and no rates, at the first one.
+    /// Seconds between the two reports; none, and no rates, at the first one.
     pub seconds: Option<f64>,
     /// Frames sent a second.
     pub sent: f64,
@@ -32,90 +34,112 @@ pub struct NetworkRow {
     pub polling: Option<f64>,
 }
 
-/// The last look at each pair of ports.
-#[derive(Debug, Default)]
-pub struct NetworkRates(BTreeMap<(String, String), (u64, PeerStatus)>);
-
-impl NetworkRates {
-    /// The rows of what the nodes say at `now_ms`.
-    pub fn rows(&mut self, statuses: &[NetworkStatus], now_ms: u64) -> Vec<NetworkRow> {
-        let mut seen = BTreeMap::new();
-        let mut rows = Vec::new();
-        for port in statuses.iter().flat_map(|status| &status.ports) {
-            for peer in &port.peers {
-                let pair = (port.port.clone(), peer.peer.clone());
-                let before = self.0.get(&pair);
-                rows.push(row(pair.clone(), port.polling, peer, before, now_ms));
-                seen.insert(pair, (now_ms, peer.clone()));
+/// The rows of what the nodes reported.
+pub fn rows(reports: &HostReports) -> Vec<NetworkRow> {
+    let mut rows = Vec::new();
+    for pair in reports.pairs() {
+        for (port, traffic) in &pair.now.network {
+            let polling = traffic.awake_permille.map(|permille| f64::from(permille) / 1e3);
+            for (peer, now) in &traffic.peers {
+                let before = pair.before.network.get(port).and_then(|port| port.peers.get(peer));
+                rows.push(row(&pair, [port, peer], polling, now, before));
             }
         }
-        self.0 = seen;
-        rows
     }
-}
-
-fn dropped(peer: &PeerStatus) -> u64 {
-    peer.drops.values().sum()
+    rows
 }
 
 fn row(
-    (port, name): (String, String),
+    pair: &ReportPair<'_>,
+    [port, peer]: [&String; 2],
     polling: Option<f64>,
-    peer: &PeerStatus,
-    before: Option<&(u64, PeerStatus)>,
-    now_ms: u64,
+    now: &PeerTraffic,
+    before: Option<&PeerTraffic>,
 ) -> NetworkRow {
-    // A node that was started anew counts from nothing.
-    let before = before.filter(|(at, before)| {
-        now_ms > *at && before.sent <= peer.sent && before.received <= peer.received
-    });
-    let seconds = before.map(|(at, _)| (now_ms - at) as f64 / 1e3);
-    let rate = |of: fn(&PeerStatus) -> u64| match (before, seconds) {
-        (Some((_, before)), Some(seconds)) => of(peer).saturating_sub(of(before)) as f64 / seconds,
+    // What was not reported before is new, or not among what moves most any more. An interface that was made anew counts
+    // from nothing.
+    let before = before.filter(|before| before.sent <= now.sent && before.received <= now.received);
+    let seconds = pair.seconds.filter(|_| before.is_some());
+    let rate = |of: fn(&PeerTraffic) -> u64| match (before, seconds) {
+        (Some(before), Some(seconds)) => of(now).saturating_sub(of(before)) as f64 / seconds,
         _ => 0.0,
     };
     NetworkRow {
-        port,
-        peer: name,
+        port: port.clone(),
+        peer: peer.clone(),
         seconds,
         sent: rate(|it| it.sent),
         sent_bytes: rate(|it| it.sent_bytes),
         received: rate(|it| it.received),
         received_bytes: rate(|it| it.received_bytes),
-        dropped: rate(dropped),
-        waiting_bytes: peer.waiting_bytes,
-        ring_bytes: peer.ring_bytes,
+        dropped: rate(|it| it.dropped),
+        waiting_bytes: now.waiting_bytes,
+        ring_bytes: now.ring_bytes,
         polling,
     }
 }
 
+/// The columns of [`cells`].
+pub const HEAD: [&str; 9] = [
+    "port",
+    "peer",
+    "sent/s",
+    "sent B/s",
+    "received/s",
+    "received B/s",
+    "dropped/s",
+    "ring",
+    "polling",
+];
+
+/// A row as it is shown.
+pub fn cells(row: &NetworkRow) -> Vec<Cell> {
+    let rate = |value: f64| row.seconds.map(|_| number(value)).unwrap_or_default();
+    let dropped = if row.dropped > 0.0 { Tone::Bad } else { Tone::Plain };
+    let ring = match row.ring_bytes {
+        0 => "-".to_owned(),
+        bytes => format!("{:.0} %", 100.0 * row.waiting_bytes as f64 / bytes as f64),
+    };
+    vec![
+        row.port.clone().into(),
+        row.peer.clone().into(),
+        rate(row.sent).into(),
+        rate(row.sent_bytes).into(),
+        rate(row.received).into(),
+        rate(row.received_bytes).into(),
+        Cell(rate(row.dropped), dropped),
+        ring.into(),
+        row.polling.map_or("-".to_owned(), |part| format!("{:.1} %", 100.0 * part)).into(),
+    ]
+}
+
 #[cfg(test)]
 pub mod tests {
-    use rackbus_control::network::PortStatus;
+    use rackbus_control::api::HostStatus;
+    use serde_json::json;
 
+    use super::super::hosts::tests::host;
     use super::*;
 
-    /// What alpha says when it has sent so many frames of 1000 bytes to beta.
-    pub fn sent(frames: u64) -> Vec<NetworkStatus> {
-        let peer = PeerStatus {
-            peer: "beta".into(),
-            sent: frames,
-            sent_bytes: frames * 1000,
-            drops: [("full".to_owned(), frames / 10)].into(),
-            ..PeerStatus::default()
-        };
-        let port = PortStatus { port: "alpha".into(), peers: vec![peer], ..PortStatus::default() };
-        vec![NetworkStatus { ports: vec![port], ..NetworkStatus::default() }]
+    /// What alpha's node reports at this time when alpha has sent so many frames of 1000 bytes to beta.
+    pub fn sent(counted_ms: u64, frames: u64) -> HostStatus {
+        let beta = json!({ "sent": frames, "sent_bytes": frames * 1000, "dropped": frames / 10 });
+        let alpha = json!({ "awake_permille": 250, "peers": { "beta": beta } });
+        host(counted_ms, json!({ "network": { "alpha": alpha } }))
     }
 
     #[test]
-    fn rates_are_of_two_looks_and_begin_anew_with_the_node() {
-        let mut rates = NetworkRates::default();
-        assert_eq!(rates.rows(&sent(100), 1000)[0].seconds, None);
-        let row = rates.rows(&sent(300), 3000).remove(0);
-        assert_eq!((row.seconds, row.sent, row.sent_bytes), (Some(2.0), 100.0, 100_000.0));
-        assert_eq!(row.dropped, 10.0);
-        assert_eq!(rates.rows(&sent(7), 4000)[0].seconds, None);
-        assert_eq!(rates.rows(&sent(8), 5000)[0].sent, 1.0);
+    fn rates_are_of_two_reports_and_begin_anew_with_the_interface() {
+        let mut reports = HostReports::default();
+        let mut row = |counted_ms, frames| {
+            reports.take(&[sent(counted_ms, frames)]);
+            rows(&reports).remove(0)
+        };
+        assert_eq!(row(1000, 100).seconds, None);
+        let second = row(3000, 300);
+        assert_eq!((second.seconds, second.sent, second.sent_bytes), (Some(2.0), 100.0, 100_000.0));
+        assert_eq!((second.dropped, second.polling), (10.0, Some(0.25)));
+        assert_eq!(row(4000, 7).seconds, None);
+        assert_eq!(row(5000, 8).sent, 1.0);
     }
 }

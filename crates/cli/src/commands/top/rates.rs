@@ -1,4 +1,4 @@
-//! Rates, made of two reports of each function (pure).
+//! What the rack does: rates, made of two reports of each function and of each host (pure).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,9 @@ use rackbus_control::usage::all;
 use rackbus_fabric::rack::DeviceCapability;
 use serde::Serialize;
 
-use super::network::NetworkRow;
+use super::hosts::HostReports;
+use super::network::{self, NetworkRow};
+use super::shared::{self, SharedRow};
 use crate::commands::capability;
 
 /// What the rack does.
@@ -20,12 +22,15 @@ pub struct Picture {
     pub functions: Vec<RateRow>,
     /// What the ports of its network exchange.
     pub network: Vec<NetworkRow>,
+    /// What its hosts' processes share.
+    pub shared: Vec<SharedRow>,
 }
 
 impl Picture {
-    /// Whether there are rates of all functions whose nodes are there.
+    /// Whether there are rates of all functions and hosts whose nodes are there.
     pub fn is_complete(&self) -> bool {
         self.functions.iter().all(|row| row.seconds.is_some() || !row.is_reported)
+            && self.shared.iter().all(|row| row.seconds.is_some())
     }
 }
 
@@ -85,13 +90,14 @@ pub struct RateRow {
     is_reported: bool,
 }
 
-/// What was reported of each function lately.
+/// What was reported of each function and host lately.
 #[derive(Debug, Default)]
 pub struct Rates {
     /// By the nodes that run their fronts.
     fronts: Reports,
     /// By their lenders, which have the shapers.
     lenders: Reports,
+    hosts: HostReports,
 }
 
 /// The last two reports of each function.
@@ -105,7 +111,9 @@ impl Rates {
         self.fronts.0.retain(|name, _| is_there(name));
         self.lenders.0.retain(|name, _| is_there(name));
         let functions = devices.into_iter().map(|device| self.row(device)).collect();
-        Picture { status, functions, network: Vec::new() }
+        self.hosts.take(&status.hosts);
+        let (network, shared) = (network::rows(&self.hosts), shared::rows(&self.hosts));
+        Picture { status, functions, network, shared }
     }
 
     fn row(&mut self, device: Device) -> RateRow {

@@ -9,6 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell as ScreenCell, Row as ScreenRow, Table};
 
 use super::rates::{Picture, RateRow};
+use super::{network, shared};
 use crate::commands::{devices, events, status};
 use crate::output::{Cell, Output, Tone, ago, duration};
 
@@ -26,6 +27,8 @@ pub enum View {
     Accelerators,
     /// What the ports of the network exchange.
     Network,
+    /// What hosts' processes share, and what their copy channels do.
+    SharedMemory,
 }
 
 /// What functions are sorted by.
@@ -66,13 +69,15 @@ impl Screen {
             KeyCode::Char('3') => self.view = View::Events,
             KeyCode::Char('4') => self.view = View::Accelerators,
             KeyCode::Char('5') => self.view = View::Network,
+            KeyCode::Char('6') => self.view = View::SharedMemory,
             KeyCode::Tab => {
                 self.view = match self.view {
                     View::Functions => View::Hosts,
                     View::Hosts => View::Events,
                     View::Events => View::Accelerators,
                     View::Accelerators => View::Network,
-                    View::Network => View::Functions,
+                    View::Network => View::SharedMemory,
+                    View::SharedMemory => View::Functions,
                 }
             }
             KeyCode::Char('s') => {
@@ -119,17 +124,6 @@ const ACCELERATORS: [&str; 13] = [
     "held back",
     "split/s",
 ];
-const NETWORK: [&str; 9] = [
-    "port",
-    "peer",
-    "sent/s",
-    "sent B/s",
-    "received/s",
-    "received B/s",
-    "dropped/s",
-    "ring",
-    "polling",
-];
 const HOSTS: [&str; 6] = ["host", "node", "offers", "borrows", "shares", "conversations"];
 
 /// Draws what the user looks at.
@@ -142,17 +136,18 @@ pub fn draw(picture: &Picture, screen: &Screen, frame: &mut Frame<'_>) {
         View::Functions => table(&FUNCTIONS, functions(picture, screen.sort)),
         View::Hosts => table(&HOSTS, hosts(picture)),
         View::Accelerators => table(&ACCELERATORS, accelerators(picture, screen.sort)),
-        View::Network => table(&NETWORK, network(picture)),
+        View::Network => table(&network::HEAD, network_rows(picture)),
+        View::SharedMemory => table(&shared::HEAD, shared_rows(picture)),
         View::Events => table(&events::HEAD, screen.events.iter().map(events::row).collect()),
     };
     frame.render_widget(table, body);
     let keys = Line::from(
-        "1 functions  2 hosts  3 events  4 accelerators  5 network  s sort  p pause  q quit",
+        "1 functions  2 hosts  3 events  4 accelerators  5 network  6 shared memory  s sort  p pause  q quit",
     );
     frame.render_widget(keys.style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-/// The same for a file or a pipe: functions, accelerators and the network where there are any, then hosts.
+/// The same for a file or a pipe: functions, accelerators, the network and shared memory where there are any, then hosts.
 pub fn print(picture: &Picture, output: &Output) {
     output.table(&FUNCTIONS, functions(picture, Sort::Name));
     let accelerators = accelerators(picture, Sort::Name);
@@ -162,7 +157,11 @@ pub fn print(picture: &Picture, output: &Output) {
     }
     if !picture.network.is_empty() {
         output.line("");
-        output.table(&NETWORK, network(picture));
+        output.table(&network::HEAD, network_rows(picture));
+    }
+    if shared::is_used(&picture.shared) {
+        output.line("");
+        output.table(&shared::HEAD, shared_rows(picture));
     }
     output.line("");
     output.table(&HOSTS, hosts(picture));
@@ -314,31 +313,16 @@ fn hosts(picture: &Picture) -> Vec<Vec<Cell>> {
     hosts.collect()
 }
 
-fn network(picture: &Picture) -> Vec<Vec<Cell>> {
-    let rows = picture.network.iter().map(|row| {
-        let rate = |value: f64| row.seconds.map(|_| number(value)).unwrap_or_default();
-        let dropped = if row.dropped > 0.0 { Tone::Bad } else { Tone::Plain };
-        let ring = match row.ring_bytes {
-            0 => "-".to_owned(),
-            bytes => format!("{:.0} %", 100.0 * row.waiting_bytes as f64 / bytes as f64),
-        };
-        vec![
-            row.port.clone().into(),
-            row.peer.clone().into(),
-            rate(row.sent).into(),
-            rate(row.sent_bytes).into(),
-            rate(row.received).into(),
-            rate(row.received_bytes).into(),
-            Cell(rate(row.dropped), dropped),
-            ring.into(),
-            row.polling.map_or("-".to_owned(), |part| format!("{:.1} %", 100.0 * part)).into(),
-        ]
-    });
-    rows.collect()
+fn network_rows(picture: &Picture) -> Vec<Vec<Cell>> {
+    picture.network.iter().map(network::cells).collect()
+}
+
+fn shared_rows(picture: &Picture) -> Vec<Vec<Cell>> {
+    picture.shared.iter().map(shared::cells).collect()
 }
 
 /// A number with at most four digits and its power of a thousand: `812`, `45.1k`, `3.21M`.
-fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let mut scaled = value;
     for unit in ["", "k", "M", "G", "T"] {
         if scaled < 999.5 || unit == "T" {
@@ -357,32 +341,27 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rackbus_control::api::{Device, DeviceReport, EventKind, OperationReport};
+    use rackbus_control::api::{Device, DeviceReport, EventKind, HostStatus, OperationReport};
     use rackbus_control::usage::LeaseReport;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use serde_json::json;
 
-    use super::super::network::NetworkRates;
     use super::super::network::tests::sent;
     use super::super::rates::Rates;
     use super::super::rates::tests::{drive, status};
+    use super::super::shared::tests::copied;
     use super::*;
 
     fn picture() -> Picture {
-        let hosts = json!([{
-            "host": "alpha", "state": "up", "heard_ms_ago": 10, "overruns": 0,
-            "log_lines_left_out": 0, "address": null, "offers": 1, "borrows": 0,
-            "shared_memory": { "segments": 2, "moves under way": 0 },
-            "conversations": { "functions": 1 },
-        }]);
+        // Of one report all that nodes say of a host.
+        let hosts = |counted_ms, count| {
+            let HostStatus { network, .. } = sent(counted_ms, count);
+            json!([HostStatus { network, ..copied(counted_ms, count) }])
+        };
         let mut rates = Rates::default();
-        rates.picture(vec![drive(0, 0)], status(hosts.clone()));
-        let mut picture = rates.picture(vec![drive(1000, 45_100)], status(hosts));
-        let mut network = NetworkRates::default();
-        network.rows(&sent(0), 0);
-        picture.network = network.rows(&sent(50_000), 1000);
-        picture
+        rates.picture(vec![drive(0, 0)], status(hosts(1000, 0)));
+        rates.picture(vec![drive(1000, 45_100)], status(hosts(2000, 50_000)))
     }
 
     /// What the terminal shows, a line each.
@@ -409,6 +388,11 @@ mod tests {
         let lines = shown(&screen);
         let words: Vec<&str> = lines[3].split_whitespace().collect();
         assert_eq!(words[..4], ["alpha", "beta", "50.0k", "50.0M"], "{lines:#?}");
+        screen.press(KeyCode::Tab);
+        let lines = shown(&screen);
+        let words: Vec<&str> = lines[3].split_whitespace().collect();
+        assert_eq!(words[..5], ["alpha", "3", "2,", "6", "MiB"], "{lines:#?}");
+        assert_eq!(words[words.len() - 3..], ["50.0k", "205M", "3"], "{lines:#?}");
         screen.press(KeyCode::Char('3'));
         screen.press(KeyCode::Char('p'));
         screen.events = vec![EventRecord {
