@@ -71,6 +71,15 @@ pub trait Class: Sync {
         None
     }
 
+    /// Reads how many jobs the device works on at a time with all of its functions, which the timing model takes it to do where
+    /// a workload says nothing; nothing where that is not in the rack file.
+    ///
+    /// # Errors
+    /// As [`read`](Class::read).
+    fn jobs(&self, _section: &DeviceSection<'_>) -> Parsed<Option<u32>> {
+        Ok(None)
+    }
+
     /// Reads the virtual functions of a device, in the order of their numbers from 1 on. A device that
     /// has any is not lent itself.
     ///
@@ -337,9 +346,11 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         if virtual_functions.is_empty() {
             devices.push(RackDevice { function: of(), section: of(), kind, config });
         }
-        let (virtual_functions, capabilities) =
-            (virtual_functions.len() as u16, class.capabilities());
-        Ok(DeviceFacts { virtual_functions, capabilities })
+        Ok(DeviceFacts {
+            virtual_functions: virtual_functions.len() as u16,
+            capabilities: class.capabilities(),
+            jobs: class.jobs(section)?,
+        })
     })?;
     check_addresses(&rack, &devices, &places).map_err(|problem| problem.locate(file, text))?;
     Ok((rack, devices))

@@ -190,7 +190,8 @@ pub(crate) mod tests {
 
     /// The stations of a rack each of whose devices has a port.
     pub(crate) fn with_ports(text: &str) -> Stations {
-        let facts = DeviceFacts { virtual_functions: 0, capabilities: &[DeviceCapability::Port] };
+        let capabilities = &[DeviceCapability::Port];
+        let facts = DeviceFacts { capabilities, ..DeviceFacts::default() };
         let rack = Rack::parse_with("rack.toml", text, |_| Ok(facts)).unwrap();
         Stations::of(&rack, &BTreeMap::new())
     }

@@ -24,6 +24,9 @@ const MOST_WORKERS: u64 = 256;
 /// Engine time of a turn, in picoseconds, from and to.
 const SLICES: (u64, u64) = (10_000_000, 10_000_000_000);
 
+/// The keys of an accelerator.
+const KEYS: &[&str] = &["kind", "functions", "workers", "slice", "shaping", "level", "provider"];
+
 /// The class of accelerators. One without `functions` is known to the timing model only.
 #[derive(Debug)]
 pub struct AcceleratorClass;
@@ -68,16 +71,14 @@ impl Class for AcceleratorClass {
         Ok(None)
     }
 
+    /// Its engines; without `workers` there are as many as the lender's machine has processors for them.
+    fn jobs(&self, section: &DeviceSection<'_>) -> Parsed<Option<u32>> {
+        let workers = section.keys(KEYS)?.count("workers", 1, MOST_WORKERS)?;
+        Ok(workers.map(|workers| workers as u32))
+    }
+
     fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
-        let keys = section.keys(&[
-            "kind",
-            "functions",
-            "workers",
-            "slice",
-            "shaping",
-            "level",
-            "provider",
-        ])?;
+        let keys = section.keys(KEYS)?;
         let functions = keys.count("functions", 1, MOST_FUNCTIONS)?;
         let workers = keys.count("workers", 1, MOST_WORKERS)?;
         let slice = keys.picoseconds("slice", SLICES.1)?;
@@ -293,5 +294,21 @@ impl DeviceConfig for AcceleratorFunction {
         medium: Vec<OwnedFd>,
     ) -> std::io::Result<Box<dyn Function>> {
         self.make(medium).map(|function| Box::new(function) as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::class::parse_rack;
+
+    #[test]
+    fn the_model_is_told_of_the_engines_that_the_rack_file_names() {
+        for (keys, jobs) in [("workers = 3\n", Some(3)), ("", None)] {
+            let text = format!(
+                "name = \"lab\"\n[hosts.a.devices.c]\nkind = \"accelerator\"\nfunctions = 2\n{keys}"
+            );
+            let (rack, _) = parse_rack("rack.toml", &text).unwrap();
+            assert_eq!(rack.functions().map(|(_, it)| it.jobs).collect::<Vec<_>>(), [jobs; 2]);
+        }
     }
 }

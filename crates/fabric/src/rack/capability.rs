@@ -32,4 +32,6 @@ pub struct DeviceFacts {
     pub virtual_functions: u16,
     /// What can be done with its functions.
     pub capabilities: &'static [DeviceCapability],
+    /// How many jobs all of its functions work on at a time, for the timing model, where its class knows.
+    pub jobs: Option<u32>,
 }

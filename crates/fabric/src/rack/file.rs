@@ -237,11 +237,11 @@ type AskFacts<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<Option<Devic
 fn device(host: &str, entry: &Named<'_>, facts: AskFacts<'_>) -> Parsed<Vec<DeclaredFunction>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
     let facts = facts(&section)?;
-    let capabilities = facts.map(|facts| facts.capabilities);
+    let (capabilities, jobs) = (facts.map(|it| it.capabilities), facts.and_then(|it| it.jobs));
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
     let function = |vf| {
         let (name, kind) = (entry.name.to_owned(), kind.to_owned());
-        DeclaredFunction { name, vf, kind, capabilities }
+        DeclaredFunction { name, vf, kind, capabilities, jobs }
     };
     Ok(match facts.unwrap_or_default().virtual_functions {
         0 => vec![function(None)],

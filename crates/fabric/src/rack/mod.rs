@@ -96,6 +96,8 @@ pub struct DeclaredFunction {
     pub kind: String,
     /// What can be done with it, as its class says; nothing is known where the file was read without the classes.
     pub capabilities: Option<&'static [DeviceCapability]>,
+    /// How many jobs its device works on at a time, with all of its functions, where its class says so.
+    pub jobs: Option<u32>,
 }
 
 impl DeclaredFunction {

@@ -319,16 +319,18 @@ fn compositions_name_the_functions_that_are_lent() {
              name = \"x\"\nhost = \"b\"\nfunctions = [\"a/{function}\"]\n"
         )
     };
-    let facts = DeviceFacts { virtual_functions: 2, capabilities: &[DeviceCapability::Blocks] };
+    let capabilities = &[DeviceCapability::Blocks];
+    let facts = DeviceFacts { virtual_functions: 2, capabilities, jobs: Some(3) };
     let with = |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(facts));
     let rack = with("d.vf2").unwrap();
     assert_eq!(rack.compositions[0].functions, ["a/d.vf2"]);
     let can = |rack: &Rack, capability| rack.hosts[0].devices[0].can(capability);
     assert_eq!(can(&rack, DeviceCapability::Blocks), Some(true));
     assert_eq!(can(&rack, DeviceCapability::Engines), Some(false));
+    assert_eq!(rack.hosts[0].devices[1].jobs, Some(3));
     // Nobody asked the classes.
     let rack = Rack::parse("rack.toml", &file("d.vf2")).unwrap();
-    assert_eq!(can(&rack, DeviceCapability::Blocks), None);
+    assert_eq!((can(&rack, DeviceCapability::Blocks), rack.hosts[0].devices[0].jobs), (None, None));
     for wrong in ["d", "d.vf0", "d.vf3", "d.vfx"] {
         let error = with(wrong).unwrap_err().to_string();
         assert!(error.contains(&format!("there is no function `a/{wrong}`")), "{error}");

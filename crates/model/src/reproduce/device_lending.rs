@@ -152,7 +152,7 @@ fn drive_read(lab: &Lab, host: &str, bytes: u64) -> FlowKind {
         input: 0,
         output: bytes,
         service: Distribution::Fixed(lab.software("media")),
-        units: 64,
+        units: Some(64),
         drive: true,
         queues_in: QueuesIn::Host,
         interrupt: true,

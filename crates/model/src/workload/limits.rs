@@ -106,7 +106,7 @@ impl Run {
         if let FlowKind::Ring { device, .. } = &spec.kind {
             let medium = self.assembly.end(device).ok().and_then(|end| self.media.get(&end));
             let share = medium.map_or(0.0, |medium| world.taken_share(*medium));
-            found.push((share, format!("{device}: medium")));
+            found.push((share, self.medium_name(device)));
         }
         let full = found.into_iter().filter(|(share, _)| *share >= FULL);
         // Of equals the first.

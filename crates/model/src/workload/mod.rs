@@ -232,8 +232,8 @@ pub enum FlowKind {
         output: u64,
         /// How long it works on a job: of a drive, its medium.
         service: Distribution,
-        /// Jobs that it works on at a time, of all flows.
-        units: u32,
+        /// Jobs that it works on at a time, of all flows; without it, as many as its class says, or 64 for a drive, or 1.
+        units: Option<u32>,
         /// Whether it must be a drive.
         drive: bool,
         /// In whose memory its queues lie.

@@ -13,9 +13,15 @@ pub fn run(rack: &str, workload: &str) -> Results {
 /// The same, or what is said against it.
 pub fn tried(rack: &str, workload: &str) -> Result<Results, String> {
     let parsed = Rack::parse_with("rack.toml", rack, |section| {
-        let is_drive = section.kind("a class").is_ok_and(|(kind, _)| kind == "nvme");
-        let capabilities: &[_] = if is_drive { &[DeviceCapability::Blocks] } else { &[] };
-        Ok(DeviceFacts { capabilities, ..DeviceFacts::default() })
+        Ok(match section.kind("a class")?.0 {
+            "nvme" => {
+                DeviceFacts { capabilities: &[DeviceCapability::Blocks], ..DeviceFacts::default() }
+            }
+            "coprocessor" => {
+                DeviceFacts { virtual_functions: 2, jobs: Some(4), ..DeviceFacts::default() }
+            }
+            _ => DeviceFacts::default(),
+        })
     });
     let parsed = parsed.map_err(|error| error.to_string())?;
     let timing = timing::read_for("rack.toml", rack, &parsed).map_err(|error| error.to_string())?;

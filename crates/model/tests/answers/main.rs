@@ -9,6 +9,7 @@ mod lab;
 mod links;
 mod lives;
 mod loads;
+mod media;
 mod messages;
 mod names;
 mod parts;
