@@ -32,6 +32,7 @@ mod stats;
 mod turns;
 mod uses;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::queue::EventQueue;
@@ -201,6 +202,8 @@ pub struct World {
     /// By packet slot: its number, and that of the packet of which it is a piece, while there is a
     /// trace.
     numbers: Vec<(u64, u64)>,
+    /// For the same trace, by request: the last of its completions that was held where the request was split.
+    held_last: BTreeMap<u32, u64>,
     made: u64,
     /// Jobs under way at a time, at most, as each takes memory; and whether more were to begin.
     most_jobs: usize,
@@ -248,6 +251,7 @@ impl World {
             seed,
             trace: None,
             numbers: Vec::new(),
+            held_last: BTreeMap::new(),
             made: 0,
             most_jobs: MOST_JOBS,
             crowded: false,

@@ -364,11 +364,12 @@ impl World {
         request.held = request.held + tlp.bytes - before;
         if before > 0 {
             let before = self.make(Tlp { bytes: before, last: false, piece: true, ..tlp });
-            self.number_as_piece(before, id);
+            self.number_as_held(before, tlp.owner);
             self.go(next, before);
         }
         let request = &mut self.requests[tlp.owner];
         if request.held < combine && !last {
+            self.note_held(tlp.owner, id);
             self.tlps.remove(id);
             let now = self.now;
             self.release(tlp.ingress, tlp.room(), now);

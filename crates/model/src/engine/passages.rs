@@ -58,6 +58,23 @@ impl World {
         }
     }
 
+    /// A completion is held where the request `owner` was split.
+    pub(super) fn note_held(&mut self, owner: u32, id: u32) {
+        if self.trace.is_some() {
+            self.held_last.insert(owner, self.numbers[id as usize].0);
+        }
+    }
+
+    /// `piece` is what was held of the request: it came with the last completion of that, not with the one that it goes
+    /// before.
+    pub(super) fn number_as_held(&mut self, piece: u32, owner: u32) {
+        if self.trace.is_some()
+            && let Some(last) = self.held_last.get(&owner)
+        {
+            self.numbers[piece as usize].1 = *last;
+        }
+    }
+
     /// Notes a packet that passes inside of a chip, which takes no time.
     #[cold]
     pub(super) fn note_inside(&mut self, direction: u32, id: u32) {
