@@ -2,6 +2,7 @@
 //! in between.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Mutex, PoisonError};
 
 use rackbus_fabric::{Lending, Loan, LoanError};
@@ -43,8 +44,8 @@ impl SharedBars {
     /// [`LoanError`].
     pub fn share_registers(&self, bar: u8, length: u64) -> Result<(), LoanError> {
         let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
-        if !registers.contains_key(&bar) {
-            registers.insert(bar, self.lending.share_bar(bar, (0, length))?);
+        if let Entry::Vacant(none) = registers.entry(bar) {
+            none.insert(self.lending.share_bar(bar, (0, length))?);
         }
         Ok(())
     }
