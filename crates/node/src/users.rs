@@ -2,8 +2,10 @@
 //! back by itself. Who is not a VM of this host's (a program, a QEMU that somebody started by hand)
 //! may come again, and its lease stays.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::{ControlClient, ControlClientError, lease_span};
@@ -12,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
+use tracing::Instrument;
 
 /// How long until a control plane that does not answer is asked again: at first, and at most.
 pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
@@ -64,13 +67,15 @@ pub struct Users {
     host: String,
     client: ControlClient,
     runtime: tokio::runtime::Handle,
+    watched: Arc<WatchedVms>,
 }
 
 impl Users {
     /// For the VMs of `host` in the rack's run directory. To be called inside of a tokio runtime.
     pub fn new(run_dir: &Path, host: &str, client: ControlClient) -> Self {
         let runtime = tokio::runtime::Handle::current();
-        Users { run_dir: run_dir.to_owned(), host: host.to_owned(), client, runtime }
+        let watched = Arc::default();
+        Users { run_dir: run_dir.to_owned(), host: host.to_owned(), client, runtime, watched }
     }
 
     /// The name of the VM that the function at `socket` is meant for, if it is one.
@@ -79,36 +84,99 @@ impl Users {
     }
 
     /// `user` uses the function of `lease`, or did: the lease is returned when the VM has ended, unless `lease_ended` says
-    /// then that there is nothing to return.
+    /// then that there is nothing to return. One thread waits for a VM, however many leases it uses one after the other.
     pub fn watch(
         &self,
         lease: u64,
         user: &VmUser,
         lease_ended: impl Fn() -> bool + Send + Sync + 'static,
     ) {
-        let VmUser { vm, process, .. } = user.clone();
-        let ended = match user.watched() {
-            Ok(ended) => ended,
-            Err(error) => {
-                tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
-                return;
-            }
-        };
-        let (client, runtime) = (self.client.clone(), self.runtime.clone());
-        let wait = move || {
-            let _about = lease_span(lease).entered();
-            if let Some(Err(error)) = ended.as_ref().map(wait_readable) {
-                tracing::warn!(vm, process, %error, "the VM cannot be watched: its lease stays");
-                return;
-            }
-            if !lease_ended() {
-                tracing::info!(vm, lease, "the VM has ended; what it borrowed goes back");
-                runtime.block_on(give_back(&client, lease, lease_ended));
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("vm watch".into()).spawn(wait) {
-            tracing::error!(%error, process, "cannot start a thread to watch a VM: its lease stays");
+        let ended: SharedLeaseEnded = Arc::new(lease_ended);
+        let key = (user.process, user.birth);
+        let others = self.watched.add(key, lease, ended);
+        if let Some(others) = others {
+            self.watched.drop_ended(key, others);
+        } else if let Err(error) = self.wait_for(user) {
+            let VmUser { vm, process, .. } = user;
+            tracing::warn!(vm, process, %error, "the VM cannot be watched: its leases stay");
+            self.watched.take(key);
         }
+    }
+
+    /// Starts the thread that waits for a VM.
+    fn wait_for(&self, user: &VmUser) -> std::io::Result<()> {
+        let ended = user.watched()?;
+        let (user, client, runtime) = (user.clone(), self.client.clone(), self.runtime.clone());
+        let watched = self.watched.clone();
+        let wait = move || {
+            let outcome = ended.as_ref().map_or(Ok(()), wait_readable);
+            let VmUser { vm, process, birth } = user;
+            let leases = watched.take((process, birth));
+            if let Err(error) = outcome {
+                let leases: Vec<u64> = leases.into_keys().collect();
+                tracing::warn!(vm, process, ?leases, %error, "the VM cannot be watched: its leases stay");
+                return;
+            }
+            for (lease, lease_ended) in leases {
+                let span = lease_span(lease);
+                let _about = span.enter();
+                if !lease_ended() {
+                    tracing::info!(vm, lease, "the VM has ended; what it borrowed goes back");
+                    let client = client.clone();
+                    let returned = async move { give_back(&client, lease, &*lease_ended).await };
+                    runtime.spawn(returned.instrument(span.clone()));
+                }
+            }
+        };
+        std::thread::Builder::new().name("vm watch".into()).spawn(wait).map(drop)
+    }
+}
+
+/// Whether a lease has ended or has another user, for the thread that waits for its VM and for who drops what has ended.
+type SharedLeaseEnded = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// The leases that one VM uses, or did last.
+type WatchedLeases = BTreeMap<u64, SharedLeaseEnded>;
+
+/// A process, and when it began.
+type ProcessKey = (u32, Option<u64>);
+
+/// The leases that VMs use, of each process that a thread waits for.
+#[derive(Default)]
+struct WatchedVms(Mutex<BTreeMap<ProcessKey, WatchedLeases>>);
+
+impl std::fmt::Debug for WatchedVms {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchedVms").finish_non_exhaustive()
+    }
+}
+
+impl WatchedVms {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ProcessKey, WatchedLeases>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a lease of a process. The other leases of that; `None` where no thread waits for the process yet.
+    fn add(&self, key: ProcessKey, lease: u64, ended: SharedLeaseEnded) -> Option<WatchedLeases> {
+        let mut all = self.lock();
+        let known = all.get(&key).cloned();
+        all.entry(key).or_default().insert(lease, ended);
+        known
+    }
+
+    /// Drops those of the leases that have ended, so that a VM which takes turns for months has no more here than it uses.
+    /// They are asked while nothing is locked: each answers under a lock of its own.
+    fn drop_ended(&self, key: ProcessKey, mut leases: WatchedLeases) {
+        leases.retain(|_, ended| ended());
+        let mut all = self.lock();
+        let Some(known) = all.get_mut(&key) else { return };
+        // One that was added again meanwhile has not ended.
+        known.retain(|lease, now| !leases.get(lease).is_some_and(|it| Arc::ptr_eq(it, now)));
+    }
+
+    /// Takes all leases of a process out: from now on no thread waits for it.
+    fn take(&self, key: ProcessKey) -> WatchedLeases {
+        self.lock().remove(&key).unwrap_or_default()
     }
 }
 
@@ -265,6 +333,51 @@ pub(crate) mod tests {
             answer(listener.accept().unwrap().0, 200, RETURNED)
         });
         assert!(asked.await.unwrap().starts_with("DELETE /v1/leases/7 "));
+    }
+
+    /// How many descriptors of `process` this process has: one for each that waits for its end.
+    fn waiting_for(process: u32) -> usize {
+        let own = format!("Pid:\t{process}");
+        let names = std::fs::read_dir("/proc/self/fdinfo").unwrap();
+        // A descriptor of another test may be closed meanwhile.
+        let texts = names.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        texts.filter(|text| text.lines().any(|line| line == own)).count()
+    }
+
+    /// The leases of all VMs, in order.
+    fn leases_of(users: &Users) -> Vec<u64> {
+        users.watched.lock().values().flat_map(BTreeMap::keys).copied().collect()
+    }
+
+    /// A VM that takes turns has another lease each time, and runs for months.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_descriptor_waits_for_a_vm_that_had_many_leases() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = host(folder.path());
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let users = Users::new(folder.path(), "beta", ControlClient::new(&path));
+        let mut vm = vm();
+        let user = vm_user(&users, &socket, &vm);
+        for lease in 1..=100 {
+            // It attaches twice by each, and all but the last two end.
+            for _ in 0..2 {
+                users.watch(lease, &user, move || lease < 99);
+            }
+        }
+        assert_eq!(waiting_for(vm.id()), 1);
+        assert_eq!(leases_of(&users), [99, 100]);
+        // All that it still has is returned when it ends, and nothing else.
+        drop(vm.stdin.take());
+        let asked = tokio::task::spawn_blocking(move || {
+            [(); 2].map(|()| answer(listener.accept().unwrap().0, 200, RETURNED))
+        });
+        let mut asked = asked.await.unwrap();
+        asked.sort();
+        assert!(asked[0].starts_with("DELETE /v1/leases/100 "), "{asked:?}");
+        assert!(asked[1].starts_with("DELETE /v1/leases/99 "), "{asked:?}");
+        assert!(leases_of(&users).is_empty());
+        vm.wait().unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]
