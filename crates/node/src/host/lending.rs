@@ -61,7 +61,6 @@ fn lend(
     if let Some(offered) = &options.offered {
         lender = lender.with_offers(offered.clone());
     }
-    let mut sessions = Vec::new();
     let Some(state) = state else {
         for (name, lendable) in &options.devices {
             match lender.add(name, lendable.clone()) {
@@ -71,7 +70,7 @@ fn lend(
                 added => added?,
             }
         }
-        return Ok((lender, sessions));
+        return Ok((lender, Vec::new()));
     };
     lender = lender.with_fence(state.lender.clone());
     let mut devices = options.devices.clone();
@@ -88,11 +87,8 @@ fn lend(
             }
         }
     }
-    for (name, lendable) in &devices {
-        let lent = state.lent.remove(name);
-        let session = lender.add_resumed(name, lendable.clone(), lent, descriptors, &*options.link);
-        sessions.extend(session);
-    }
+    let states = std::mem::take(&mut state.lent);
+    let sessions = lender.resume_all(&devices, states, descriptors, &*options.link);
     Ok((lender, sessions))
 }
 

@@ -153,9 +153,39 @@ impl LentFunctions {
         self
     }
 
+    /// Adds the devices that another process had, with the states of those of their functions that go on. Beside this the
+    /// functions that continue with their users.
+    pub(crate) fn resume_all(
+        &self,
+        devices: &[(String, Arc<dyn Lendable>)],
+        mut states: BTreeMap<String, LentState>,
+        descriptors: &mut ParcelDescriptors,
+        link: &dyn Link,
+    ) -> Vec<ResumedSession> {
+        let resume = |(name, lendable): &(String, Arc<dyn Lendable>)| {
+            self.add_resumed(name, lendable.clone(), states.remove(name), descriptors, link)
+        };
+        let sessions = devices.iter().filter_map(resume).collect();
+        self.detach_missing();
+        sessions
+    }
+
+    /// Says of each function that the other process had and this one has not that nobody is attached to it: its user's
+    /// conversation ended with that process, and no other one ends here. Its revocation would wait for ever.
+    fn detach_missing(&self) {
+        // Before the fence is locked, under which nothing else is waited for.
+        let here = self.devices();
+        let mut fence = self.fence.lock();
+        for device in fence.newest_epochs().into_keys() {
+            if !here.contains(&device) {
+                fence.detached(&device);
+            }
+        }
+    }
+
     /// Adds a device that another process had. One that cannot go on begins anew; its user, if there is
     /// one, loses it.
-    pub(crate) fn add_resumed(
+    fn add_resumed(
         &self,
         device: &str,
         lendable: Arc<dyn Lendable>,
@@ -294,3 +324,6 @@ impl ResumedSession {
         std::thread::Builder::new().name("link peer".into()).spawn(hold).map(drop)
     }
 }
+
+#[cfg(test)]
+mod tests;
