@@ -294,6 +294,7 @@ impl HandOver {
             agent,
             lender: self.lender.fence(),
             lent: std::mem::take(&mut saved.states),
+            levels: std::mem::take(&mut saved.levels),
             borrowed: std::mem::take(&mut borrowed.states),
             listeners,
             requests,

@@ -26,8 +26,9 @@ use crate::sessions::{LentSession, LentSessionState};
 use crate::users::VmUser;
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
-/// requests of the host are answered at, since version 5 the VMs whose leases end with them.
-pub const VERSION: u32 = 5;
+/// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
+/// levels of functions that begin anew.
+pub const VERSION: u32 = 6;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +95,10 @@ pub struct NodeState {
     pub agent: AgentState,
     pub lender: Lender,
     pub lent: BTreeMap<String, LentState>,
+    /// The service levels that borrowers were promised, by the functions' names: a function that begins anew has no state
+    /// of its own, and keeps its borrower.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub levels: BTreeMap<String, String>,
     pub borrowed: Vec<SavedBorrow>,
     /// The sockets that the node listens on.
     pub listeners: Listeners<u32>,
@@ -134,7 +139,7 @@ pub struct LentState {
     /// The session with its user on another machine, in the place of a conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<LentSessionState>,
-    /// The service level that its borrower was promised. Programs that know none continue where there is none.
+    /// The service level that its borrower was promised, as programs wrote it before [`NodeState::levels`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
 }
@@ -177,7 +182,7 @@ impl SavedState {
 }
 
 impl LentState {
-    /// A function that was saved, the conversation with its user, and what its borrower was promised.
+    /// A function that was saved, and the conversation with its user.
     ///
     /// # Errors
     /// When it cannot be passed on.
@@ -185,7 +190,6 @@ impl LentState {
         saved: &SavedSession,
         stream: Option<Arc<dyn Stream>>,
         session: Option<&LentSession>,
-        level: Option<String>,
         parcel: &mut Parcel,
     ) -> Result<LentState, HandOverError> {
         let session = session.map(LentSession::save);
@@ -196,7 +200,8 @@ impl LentState {
             }
             _ => None,
         };
-        Ok(LentState { function: SavedState::new(saved, parcel)?, conversation, session, level })
+        let function = SavedState::new(saved, parcel)?;
+        Ok(LentState { function, conversation, session, level: None })
     }
 }
 

@@ -87,8 +87,8 @@ fn lend(
             }
         }
     }
-    let states = std::mem::take(&mut state.lent);
-    let sessions = lender.resume_all(&devices, states, descriptors, &*options.link);
+    let (states, levels) = (std::mem::take(&mut state.lent), std::mem::take(&mut state.levels));
+    let sessions = lender.resume_all(&devices, states, levels, descriptors, &*options.link);
     Ok((lender, sessions))
 }
 

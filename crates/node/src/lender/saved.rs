@@ -25,6 +25,8 @@ use crate::sessions::LentSession;
 pub struct SavedFunctions {
     /// As another process continues with them.
     pub states: BTreeMap<String, LentState>,
+    /// The service levels that their borrowers were promised, also those of functions without anything to continue with.
+    pub levels: BTreeMap<String, String>,
     saved: Vec<(Arc<LentFunction>, SavedSession)>,
     sessions: Vec<LentSession>,
 }
@@ -107,6 +109,7 @@ impl LentFunctions {
         let functions = self.read().clone();
         for (name, lent) in &functions {
             let state = lent.lock();
+            all.levels.extend(lent.promised().clone().map(|level| (name.clone(), level)));
             let attached = match &state.session {
                 Some(InUse { stream, session, at: Some(at) }) => {
                     Some((stream.clone(), session.clone(), at.clone()))
@@ -133,8 +136,8 @@ impl LentFunctions {
             };
             drop(state);
             let (stream, session) = attached.map(|(stream, session, _)| (stream, session)).unzip();
-            let (session, level) = (session.flatten(), lent.promised().clone());
-            let stated = LentState::new(&saved, stream, session.as_ref(), level, parcel);
+            let session = session.flatten();
+            let stated = LentState::new(&saved, stream, session.as_ref(), parcel);
             all.saved.push((lent.clone(), saved));
             all.sessions.extend(session);
             all.states.insert(name.clone(), stated?);
@@ -153,17 +156,21 @@ impl LentFunctions {
         self
     }
 
-    /// Adds the devices that another process had, with the states of those of their functions that go on. Beside this the
-    /// functions that continue with their users.
+    /// Adds the devices that another process had, with the states of those of their functions that go on, and the service
+    /// levels that were promised for them or others. Returns the functions that continue with their users.
     pub(crate) fn resume_all(
         &self,
         devices: &[(String, Arc<dyn Lendable>)],
         mut states: BTreeMap<String, LentState>,
+        mut levels: BTreeMap<String, String>,
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> Vec<ResumedSession> {
         let resume = |(name, lendable): &(String, Arc<dyn Lendable>)| {
-            self.add_resumed(name, lendable.clone(), states.remove(name), descriptors, link)
+            let state = states.remove(name);
+            let earlier = state.as_ref().and_then(|state| state.level.clone());
+            let level = levels.remove(name).or(earlier);
+            self.add_resumed(name, lendable.clone(), (state, level), descriptors, link)
         };
         let sessions = devices.iter().filter_map(resume).collect();
         self.detach_missing();
@@ -184,12 +191,12 @@ impl LentFunctions {
     }
 
     /// Adds a device that another process had. One that cannot go on begins anew; its user, if there is
-    /// one, loses it.
+    /// one, loses it. The lease goes on in both cases, and with it the level that was promised.
     fn add_resumed(
         &self,
         device: &str,
         lendable: Arc<dyn Lendable>,
-        state: Option<LentState>,
+        (state, level): (Option<LentState>, Option<String>),
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> Option<ResumedSession> {
@@ -217,6 +224,7 @@ impl LentFunctions {
                 None
             }
         };
+        self.keep_level(&lent, level);
         if session.is_none() {
             self.fence.lock().detached(device);
         }
@@ -229,6 +237,25 @@ impl LentFunctions {
         }
     }
 
+    /// Promises the borrower of a function anew what it was promised by the other process.
+    fn keep_level(&self, lent: &LentFunction, level: Option<String>) {
+        let holder = self.fence.lock().holder(&lent.name).cloned();
+        if holder.is_none() {
+            return;
+        }
+        // Who has the function keeps it, with a share of what is left if the promise cannot be kept, and attaches
+        // again with that.
+        let kept = lent.lendable.resume_level(level.as_deref(), self.lent_to(holder.as_ref()));
+        if let Err(reason) = &kept {
+            tracing::error!(
+                device = lent.name,
+                reason,
+                "a guaranteed service level cannot be kept after the restart"
+            );
+        }
+        *lent.promised() = level.filter(|_| kept.is_ok());
+    }
+
     fn resume(
         &self,
         lent: &Arc<LentFunction>,
@@ -236,7 +263,7 @@ impl LentFunctions {
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<Option<ResumedSession>> {
-        let LentState { function, conversation, session, level } = state;
+        let LentState { function, conversation, session, level: _ } = state;
         let saved = function.take(descriptors)?;
         let (user, session) = match (conversation, session) {
             (_, Some(state)) => {
@@ -252,21 +279,6 @@ impl LentFunctions {
         };
         let stream = user.as_ref().map(|user| user.stream.clone());
         let resumed = lent.lendable.resume(saved, user)?;
-        let holder = self.fence.lock().holder(&lent.name).cloned();
-        if let Some(holder) = &holder {
-            // Who has the function keeps it, with a share of what is left if the promise cannot be kept, and attaches
-            // again with that.
-            let to = self.lent_to(Some(holder));
-            let kept = lent.lendable.resume_level(level.as_deref(), to);
-            if let Err(reason) = &kept {
-                tracing::error!(
-                    device = lent.name,
-                    reason,
-                    "a guaranteed service level cannot be kept after the restart"
-                );
-            }
-            *lent.promised() = level.filter(|_| kept.is_ok());
-        }
         let carried = session;
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
             lent.lock().session =

@@ -1,6 +1,9 @@
 //! What becomes of functions that another process had and this one cannot go on with.
 
+use std::sync::Mutex;
+
 use rackbus_control::api::DeviceReport;
+use rackbus_devices::class::LentTo;
 use rackbus_fabric::{Fabric, FabricHandle, Lending, derive};
 use rackbus_lease::{ArmedFor, LenderAction, Message};
 use rackbus_link::shm::ShmLink;
@@ -11,13 +14,33 @@ use crate::lendable::NotReady;
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
                     size = \"1 MiB\"\n[hosts.beta]\n";
 
-/// A function whose engine has stopped: there is nothing to save, and it begins anew each time.
+/// A function whose engine has stopped: there is nothing to save, and it begins anew each time. It keeps the levels that it
+/// was given since then, and refuses others than numbers.
 #[derive(Debug, Default)]
-struct Stopped;
+struct Stopped(Mutex<Vec<(Option<String>, LentTo)>>);
+
+impl Stopped {
+    fn levels(&self) -> Vec<(Option<String>, LentTo)> {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 impl Lendable for Stopped {
     fn arm(&self, _limit: Duration) -> Result<(), NotReady> {
+        self.0.lock().unwrap().clear();
         Ok(())
+    }
+
+    fn set_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
+        self.0.lock().unwrap().push((level.map(str::to_owned), to));
+        Ok(())
+    }
+
+    fn resume_level(&self, level: Option<&str>, to: LentTo) -> Result<(), String> {
+        match level {
+            Some(level) if level.parse::<u32>().is_err() => Err(format!("no such level: {level}")),
+            level => self.set_level(level, to),
+        }
     }
 
     fn attach(
@@ -45,30 +68,36 @@ fn lender() -> LentFunctions {
     LentFunctions::new("alpha", fabric)
 }
 
-/// A lender of d0, which beta has by its first lease and is attached to.
-fn lent_to_beta(function: Arc<dyn Lendable>) -> LentFunctions {
+/// A lender of d0, which beta has by its first lease with a level, and is attached to.
+fn lent_to_beta(level: Option<&str>) -> LentFunctions {
     let lender = lender();
-    lender.add("d0", function).unwrap();
+    lender.add("d0", Arc::new(Stopped::default())).unwrap();
     let (device, borrower) = ("d0".to_owned(), "beta".to_owned());
     let (lease, epoch, placement) = (1, 1, Placement::Lender);
     let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
-    let level = None;
-    let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
+    let asked = level.map(str::to_owned);
+    let arm =
+        Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level: asked };
     assert_eq!(lender.receive(arm).len(), 1);
-    lender.arm("d0", epoch, None);
+    lender.arm("d0", epoch, level);
     lender.fence.lock().attach("d0", &holder).unwrap();
     lender
 }
 
-/// The lender in the place of `before`, where these devices can be made.
-fn successor(before: &LentFunctions, devices: &[(String, Arc<dyn Lendable>)]) -> LentFunctions {
+/// The lender in the place of `before`, where these devices can be made, and these states are passed on beside.
+fn successor(
+    before: &LentFunctions,
+    devices: &[(String, Arc<dyn Lendable>)],
+    states: BTreeMap<String, LentState>,
+) -> LentFunctions {
     let mut saved = before.save(&mut Parcel::default()).unwrap();
-    let states = std::mem::take(&mut saved.states);
+    assert!(saved.states.is_empty());
+    let levels = std::mem::take(&mut saved.levels);
     let after = lender().with_fence(before.fence());
     let folder = tempfile::tempdir().unwrap();
     let link = ShmLink::new("test", folder.path(), ["alpha", "beta"]);
     let mut descriptors = ParcelDescriptors::default();
-    assert!(after.resume_all(devices, states, &mut descriptors, &link).is_empty());
+    assert!(after.resume_all(devices, states, levels, &mut descriptors, &link).is_empty());
     after
 }
 
@@ -76,12 +105,51 @@ fn successor(before: &LentFunctions, devices: &[(String, Arc<dyn Lendable>)]) ->
 /// would be possible.
 #[test]
 fn a_function_that_the_successor_cannot_make_is_taken_back_all_the_same() {
-    let before = lent_to_beta(Arc::new(Stopped));
-    let after = successor(&before, &[]);
+    let before = lent_to_beta(None);
+    let after = successor(&before, &[], BTreeMap::new());
     let revoke = Message::Revoke { incarnation: 0, device: "d0".to_owned(), epoch: 1 };
     assert_eq!(after.receive(revoke).len(), 1);
     let said = after.revoke("d0", 1).unwrap();
     let answered = matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]);
     assert!(answered, "{said:?}");
     assert!(after.can_be_saved().is_ok());
+}
+
+/// Its lease goes on, and the control plane counts on what it was promised.
+#[test]
+fn a_function_that_begins_anew_keeps_the_level_of_its_lease() {
+    let mut before = lent_to_beta(Some("10"));
+    for _ in 0..2 {
+        let function = Arc::new(Stopped::default());
+        let devices = [("d0".to_owned(), function.clone() as Arc<dyn Lendable>)];
+        let after = successor(&before, &devices, BTreeMap::new());
+        assert_eq!(function.levels(), [(Some("10".to_owned()), LentTo::Borrower)]);
+        assert_eq!(after.find("d0").unwrap().promised().as_deref(), Some("10"));
+        // And once more, without a user that attached meanwhile.
+        before = after;
+    }
+}
+
+/// Nothing is promised then, and its borrower attaches with a share of what is left.
+#[test]
+fn a_level_that_cannot_be_kept_is_given_up_by_a_function_that_begins_anew() {
+    let before = lent_to_beta(Some("much"));
+    let function = Arc::new(Stopped::default());
+    let devices = [("d0".to_owned(), function.clone() as Arc<dyn Lendable>)];
+    let after = successor(&before, &devices, BTreeMap::new());
+    assert!(function.levels().is_empty());
+    assert_eq!(*after.find("d0").unwrap().promised(), None);
+}
+
+/// Programs up to version 5 wrote the level in the function's state, which cannot be gone on with here.
+#[test]
+fn a_function_whose_state_is_refused_keeps_the_level_that_is_written_in_it() {
+    let before = lent_to_beta(None);
+    let text = r#"{"d0": {"function": {"session": {}, "descriptors": [], "medium": []},
+                   "conversation": null, "level": "10"}}"#;
+    let function = Arc::new(Stopped::default());
+    let devices = [("d0".to_owned(), function.clone() as Arc<dyn Lendable>)];
+    let after = successor(&before, &devices, serde_json::from_str(text).unwrap());
+    assert_eq!(function.levels(), [(Some("10".to_owned()), LentTo::Borrower)]);
+    assert_eq!(after.find("d0").unwrap().promised().as_deref(), Some("10"));
 }
