@@ -19,6 +19,7 @@ pub use admission::{ArmedFor, NotAdmitted};
 use crate::message::{Epoch, Incarnation, LeaseId, Message};
 use crate::under_way::UnderWay;
 use devices::DeviceChanges;
+pub use devices::ToldDevice;
 use levels::LenderChange;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

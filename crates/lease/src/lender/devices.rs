@@ -18,6 +18,23 @@ pub(super) struct NewestChange {
     section: Option<String>,
     /// Whether it was carried out, or why not; none while the node is working on it.
     outcome: Option<Result<(), String>>,
+    /// Whether the node took the device on as `section` says. Where it had the functions already, it kept them as they were.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    taken_on: bool,
+}
+
+/// A device that was offered since the node began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToldDevice<'a> {
+    /// Its name on the host.
+    pub device: &'a str,
+    /// What the rack file would say of it.
+    pub section: &'a str,
+    /// Names of its functions on the host.
+    pub functions: &'a [String],
+    /// Whether the node took it on as `section` says, also where the rack file says otherwise. What was not taken on, the
+    /// rack file lists, or it was offered by a program that did not write this down.
+    pub taken_on: bool,
 }
 
 impl NewestChange {
@@ -50,15 +67,17 @@ impl DeviceChanges {
 }
 
 impl Lender {
-    /// The devices that were offered since the node began, with what the rack file would say of each: another process
-    /// that continues with this value has to have them too.
-    pub fn offered(&self) -> impl Iterator<Item = (&str, &str)> {
-        let offered = |told: &NewestChange| matches!(told.outcome, Some(Ok(())));
-        self.changes
-            .told
-            .iter()
-            .filter(move |(_, told)| offered(told))
-            .filter_map(|(name, told)| Some((name.as_str(), told.section.as_deref()?)))
+    /// The devices that were offered since the node began: another process that continues with this value has to have
+    /// them too.
+    pub fn offered(&self) -> impl Iterator<Item = ToldDevice<'_>> {
+        self.changes.told.iter().filter_map(|(device, told)| {
+            let NewestChange { functions, section, outcome: Some(Ok(())), taken_on, .. } = told
+            else {
+                return None;
+            };
+            let (section, taken_on) = (section.as_deref()?, *taken_on);
+            Some(ToldDevice { device, section, functions, taken_on })
+        })
     }
 
     /// The functions of the rack file that this lender was told to release.
@@ -89,6 +108,7 @@ impl Lender {
         }
         let same = known.is_some_and(|told| told.section.as_ref() == Some(&section));
         let from_file = known.is_none();
+        let taken_on = same && known.is_some_and(|told| told.taken_on);
         let here = functions.iter().filter(|name| self.devices.contains_key(*name)).count();
         let outcome = match here {
             0 => None,
@@ -101,6 +121,7 @@ impl Lender {
             functions,
             section: Some(section.clone()),
             outcome: outcome.clone(),
+            taken_on,
         };
         match outcome {
             Some(Err(reason)) => {
@@ -128,6 +149,7 @@ impl Lender {
         let Some(told) = self.at_work(device, number) else { return Vec::new() };
         let functions = told.functions.clone();
         told.outcome = Some(outcome.clone());
+        told.taken_on = outcome.is_ok();
         if outcome.is_ok() {
             for function in functions {
                 let newest = self.changes.withdrawn.remove(&function).unwrap_or(0);
@@ -171,8 +193,9 @@ impl Lender {
                 self.changes.withdrawn.insert(function, entry.newest);
             }
         }
+        let (section, outcome, taken_on) = (None, None, false);
         let told =
-            NewestChange { number, functions: functions.clone(), section: None, outcome: None };
+            NewestChange { number, functions: functions.clone(), section, outcome, taken_on };
         self.changes.told.insert(device.clone(), told);
         vec![LenderAction::Withdraw { device, number, functions }]
     }

@@ -73,22 +73,8 @@ fn lend(
         return Ok((lender, Vec::new()));
     };
     lender = lender.with_fence(state.lender.clone());
-    let mut devices = options.devices.clone();
-    devices.retain(|(name, _)| !state.lender.is_withdrawn(name));
-    for (device, section) in state.lender.offered() {
-        match lender.functions_of(device, section) {
-            // What the rack file lists, too, is there already.
-            Ok(functions) => {
-                let there: Vec<String> = devices.iter().map(|(name, _)| name.clone()).collect();
-                devices.extend(functions.into_iter().filter(|(name, _)| !there.contains(name)));
-            }
-            Err(error) => {
-                tracing::error!(device, error, "a device that was offered cannot be offered again")
-            }
-        }
-    }
     let (states, levels) = (std::mem::take(&mut state.lent), std::mem::take(&mut state.levels));
-    let sessions = lender.resume_all(&devices, states, levels, descriptors, &*options.link);
+    let sessions = lender.resume_all(&options.devices, states, levels, descriptors, &*options.link);
     Ok((lender, sessions))
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rackbus_lease::{LeaseId, LenderAction};
+use rackbus_lease::{LeaseId, LenderAction, ToldDevice};
 
 use super::LentFunctions;
 use crate::lendable::Lendable;
@@ -32,6 +32,34 @@ impl LentFunctions {
     ) -> Result<NamedFunctions, String> {
         let offered = self.offered.as_ref();
         offered.ok_or("this node's devices are fixed".to_owned())?(device, section)
+    }
+
+    /// The functions that another process lent when it left what this one goes on with: those of the rack file, as far as
+    /// they were not withdrawn, and those of devices that were offered since.
+    pub(super) fn inherited(&self, mut listed: NamedFunctions) -> NamedFunctions {
+        let fence = self.fence();
+        listed.retain(|(name, _)| !fence.is_withdrawn(name));
+        for ToldDevice { device, section, functions, taken_on } in fence.offered() {
+            if taken_on {
+                // Whoever has it has it as it was offered: what the rack file says of it was withdrawn before.
+                listed.retain(|(name, _)| !functions.contains(name));
+            }
+            match self.functions_of(device, section) {
+                // What the rack file lists, too, is there already.
+                Ok(offered) => {
+                    let there: Vec<String> = listed.iter().map(|(name, _)| name.clone()).collect();
+                    listed.extend(offered.into_iter().filter(|(name, _)| !there.contains(name)));
+                }
+                Err(error) => {
+                    tracing::error!(
+                        device,
+                        error,
+                        "a device that was offered cannot be offered again"
+                    );
+                }
+            }
+        }
+        listed
     }
 
     /// Has a device ready to be lent. Its functions may be borrowed when this has returned without an error in what is

@@ -156,23 +156,24 @@ impl LentFunctions {
         self
     }
 
-    /// Adds the devices that another process had, with the states of those of their functions that go on, and the service
-    /// levels that were promised for them or others. Returns the functions that continue with their users.
+    /// Adds the devices that another process had: those that the rack file lists, and those that were offered since. Beside
+    /// them come the states of the functions that go on, and the service levels that were promised for any of them. Returns
+    /// the functions that continue with their users.
     pub(crate) fn resume_all(
         &self,
-        devices: &[(String, Arc<dyn Lendable>)],
+        listed: &[(String, Arc<dyn Lendable>)],
         mut states: BTreeMap<String, LentState>,
         mut levels: BTreeMap<String, String>,
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> Vec<ResumedSession> {
-        let resume = |(name, lendable): &(String, Arc<dyn Lendable>)| {
-            let state = states.remove(name);
+        let resume = |(name, lendable): (String, Arc<dyn Lendable>)| {
+            let state = states.remove(&name);
             let earlier = state.as_ref().and_then(|state| state.level.clone());
-            let level = levels.remove(name).or(earlier);
-            self.add_resumed(name, lendable.clone(), (state, level), descriptors, link)
+            let level = levels.remove(&name).or(earlier);
+            self.add_resumed(&name, lendable, (state, level), descriptors, link)
         };
-        let sessions = devices.iter().filter_map(resume).collect();
+        let sessions = self.inherited(listed.to_vec()).into_iter().filter_map(resume).collect();
         self.detach_missing();
         sessions
     }

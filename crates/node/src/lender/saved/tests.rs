@@ -10,6 +10,7 @@ use rackbus_link::shm::ShmLink;
 
 use super::*;
 use crate::lendable::NotReady;
+use crate::lender::devices::OfferedFunctions;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
                     size = \"1 MiB\"\n[hosts.beta]\n";
@@ -90,10 +91,20 @@ fn successor(
     devices: &[(String, Arc<dyn Lendable>)],
     states: BTreeMap<String, LentState>,
 ) -> LentFunctions {
+    succeed(before, |after| after, devices, states)
+}
+
+/// The same lender, made `with` something more.
+fn succeed(
+    before: &LentFunctions,
+    with: impl FnOnce(LentFunctions) -> LentFunctions,
+    devices: &[(String, Arc<dyn Lendable>)],
+    states: BTreeMap<String, LentState>,
+) -> LentFunctions {
     let mut saved = before.save(&mut Parcel::default()).unwrap();
     assert!(saved.states.is_empty());
     let levels = std::mem::take(&mut saved.levels);
-    let after = lender().with_fence(before.fence());
+    let after = with(lender()).with_fence(before.fence());
     let folder = tempfile::tempdir().unwrap();
     let link = ShmLink::new("test", folder.path(), ["alpha", "beta"]);
     let mut descriptors = ParcelDescriptors::default();
@@ -152,4 +163,64 @@ fn a_function_whose_state_is_refused_keeps_the_level_that_is_written_in_it() {
     let after = successor(&before, &devices, serde_json::from_str(text).unwrap());
     assert_eq!(function.levels(), [(Some("10".to_owned()), LentTo::Borrower)]);
     assert_eq!(after.find("d0").unwrap().promised().as_deref(), Some("10"));
+}
+
+/// As a rack file that was edited has it done: it is withdrawn as it was, and offered as it is now.
+fn offer_again(lender: &LentFunctions, listed_before: bool) {
+    let (device, functions) = ("d0".to_owned(), vec!["d0".to_owned()]);
+    if listed_before {
+        let (device, functions) = (device.clone(), functions.clone());
+        let withdraw = Message::Withdraw { incarnation: 0, device, number: 1, functions };
+        assert_eq!(lender.receive(withdraw).len(), 1);
+        lender.release("d0", 1, &["d0".to_owned()]);
+    }
+    let section = "size = \"2 MiB\"".to_owned();
+    let offer = Message::Offer { incarnation: 0, device, number: 2, functions, section };
+    for action in lender.receive(offer) {
+        if let LenderAction::Offer { device, number, section } = action {
+            lender.take_on(&device, number, &section);
+        }
+    }
+}
+
+/// Whether the lender has this one by the name of d0.
+fn has(lender: &LentFunctions, function: &Arc<Stopped>) -> bool {
+    let found = lender.find("d0").unwrap();
+    std::ptr::addr_eq(Arc::as_ptr(&found.lendable), Arc::as_ptr(function))
+}
+
+#[test]
+fn a_device_that_was_taken_on_stays_as_it_was_offered() {
+    for listed_before in [true, false] {
+        let (listed, offered) = (Arc::new(Stopped::default()), Arc::new(Stopped::default()));
+        let makes = |offered: &Arc<Stopped>| -> OfferedFunctions {
+            let offered = offered.clone();
+            Arc::new(move |_, _| Ok(vec![("d0".to_owned(), offered.clone() as Arc<dyn Lendable>)]))
+        };
+        let before = lender().with_offers(makes(&Arc::default()));
+        if listed_before {
+            before.add("d0", Arc::new(Stopped::default())).unwrap();
+        }
+        offer_again(&before, listed_before);
+        let devices = [("d0".to_owned(), listed.clone() as Arc<dyn Lendable>)];
+        let maker = makes(&offered);
+        let after = succeed(&before, |after| after.with_offers(maker), &devices, BTreeMap::new());
+        assert!(has(&after, &offered), "listed before: {listed_before}");
+        // The one of the rack file is not lent in its place where the offer is refused.
+        let after = successor(&before, &devices, BTreeMap::new());
+        assert!(after.devices().is_empty(), "listed before: {listed_before}");
+    }
+}
+
+/// A control plane that lost its records offers what the node had from the rack file. It keeps that.
+#[test]
+fn a_device_that_was_there_when_it_was_offered_stays_as_the_rack_file_has_it() {
+    let before = lender();
+    before.add("d0", Arc::new(Stopped::default())).unwrap();
+    offer_again(&before, false);
+    let listed = Arc::new(Stopped::default());
+    let devices = [("d0".to_owned(), listed.clone() as Arc<dyn Lendable>)];
+    let refused: OfferedFunctions = Arc::new(|_, _| Err("it is not asked for".to_owned()));
+    let after = succeed(&before, |after| after.with_offers(refused), &devices, BTreeMap::new());
+    assert!(has(&after, &listed));
 }
