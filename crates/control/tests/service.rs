@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_control::api::{
     BorrowRequest, Change, DeviceReport, DeviceState, EventKind, EventRecord, HostState, Isolation,
@@ -424,21 +424,46 @@ async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit()
 /// With one thread for everybody, as on a machine whose other processors are busy.
 #[tokio::test]
 async fn while_a_decision_is_being_stored_everybody_else_is_answered() {
+    let (begun, mut beginning) = tokio::sync::mpsc::unbounded_channel();
+    let (failed, failing) = std::sync::mpsc::channel::<()>();
+    let failing = std::sync::Mutex::new(failing);
+    let judge = Arc::new(move |commit: &Commit| {
+        if !commit.records.iter().any(|record| matches!(record, Record::Lease(_))) {
+            return Ok(());
+        }
+        begun.send(()).unwrap();
+        // Until the test has looked.
+        failing.lock().unwrap().recv().unwrap();
+        Err(StoreError::Other("the disk is full".to_owned()))
+    });
+    let control = Control::start_with(Some(MemoryStore::default().judged_by(judge))).await;
+    let client = control.client.clone();
+    let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
+    tokio::time::timeout(PATIENCE, beginning.recv()).await.unwrap().unwrap();
+    let status = tokio::time::timeout(PATIENCE, control.client.status()).await;
+    let status = status.expect("the status has to wait for the disk").unwrap();
+    assert!(!borrow.is_finished());
+    assert_eq!(status.live_leases, 0, "what is not stored is not told");
+    failed.send(()).unwrap();
+    let refused = borrow.await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("could not be stored"), "{refused}");
+    check_nothing_was_changed(&control).await;
+}
+
+#[tokio::test]
+async fn a_database_that_somebody_else_keeps_locked_stores_nothing() {
     let control = Control::start().await;
     let other = rusqlite::Connection::open(control.path("control.db")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let client = control.client.clone();
-    let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });
-    // Begun by now: the runtime has nothing else to do.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let status = control.client.status().await.unwrap();
-    assert!(!borrow.is_finished(), "the status had to wait for the disk");
-    assert_eq!(status.live_leases, 0, "what is not stored is not told");
-    let refused = borrow.await.unwrap().unwrap_err().to_string();
+    let refused = control.client.borrow("alpha/nvme0", "beta").await.unwrap_err().to_string();
     assert!(refused.contains("could not be stored"), "{refused}");
     other.execute_batch("ROLLBACK").unwrap();
+    check_nothing_was_changed(&control).await;
+}
+
+async fn check_nothing_was_changed(control: &Control) {
     let leases = control.client.leases(true).await.unwrap();
-    assert_eq!(leases, [], "nothing was changed");
+    assert_eq!(leases, []);
     assert_eq!(control.client.status().await.unwrap().store_failures, 1);
 }
 
@@ -625,6 +650,24 @@ async fn nothing_is_sent_before_it_is_stored() {
     (0..100).for_each(|_| stored.send(()).unwrap_or_default());
 }
 
+/// The events of three refusals that are alike: one, and those of the others are only counted for a second. Each tells how
+/// many were not said since the one before.
+fn check_refusals(events: &[&str], text: &str, within: Duration) {
+    assert_eq!(events[0], text);
+    if within < Duration::from_secs(1) {
+        assert_eq!(events, [text]);
+    }
+    let count = |event: &&str| {
+        let more = event.strip_prefix(text).unwrap();
+        let more = more
+            .strip_prefix(" (")
+            .and_then(|more| more.strip_suffix(" more times since the last)"));
+        1 + more.map_or(0, |count| count.parse().unwrap())
+    };
+    let told: u32 = events.iter().map(count).sum();
+    assert!(told <= 3, "{events:?}");
+}
+
 #[tokio::test]
 async fn events_name_what_happened_and_outlive_the_control_plane() {
     let store = MemoryStore::default();
@@ -633,9 +676,11 @@ async fn events_name_what_happened_and_outlive_the_control_plane() {
     let (lent, lease) =
         tokio::join!(control.ask("POST", "/v1/leases", "k", BORROW), control.activate());
     assert_eq!(lent.0, 200, "{}", lent.1);
+    let begun = Instant::now();
     for _ in 0..3 {
         assert_eq!(control.ask("POST", "/v1/leases", "other", BORROW).await.0, 409);
     }
+    let refused_within = begun.elapsed();
     let report = |dma_refused| {
         let last_refused = Some("DMA to 0x2000+0x1000: no mapping covers it".to_owned());
         let report = DeviceReport { dma_refused, last_refused, ..Default::default() };
@@ -672,10 +717,8 @@ async fn events_name_what_happened_and_outlive_the_control_plane() {
             "alpha/nvme0 is offered again",
         ]
     );
-    assert_eq!(
-        told(EventKind::Refusal),
-        ["beta was refused: alpha/nvme0 is lent to beta (lease 1)"]
-    );
+    let refusal = "beta was refused: alpha/nvme0 is lent to beta (lease 1)";
+    check_refusals(&told(EventKind::Refusal), refusal, refused_within);
     let fault = "4 accesses of alpha/nvme0 were refused; the last: DMA to 0x2000+0x1000: no mapping \
                  covers it";
     assert_eq!(told(EventKind::Fault), [fault]);
