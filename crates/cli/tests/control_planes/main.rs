@@ -21,7 +21,7 @@ use rackbus_control::api::Lease;
 use rackbus_control::{ControlClient, ControlClientError};
 use rackbus_seeds::Random;
 use rustix::process::Signal;
-use support::open;
+use support::{PATIENCE, open};
 
 const RACK: &str = r#"
 name = "lab"
@@ -41,6 +41,9 @@ const CONTESTED: [&str; 2] = ["alpha/nvme0", "alpha/nvme1"];
 const KEPT: &str = "alpha/nvme2";
 /// How long the faults go on; `RACKBUS_HISTORY_SECONDS` for longer.
 const SHORT: Duration = Duration::from_secs(20);
+/// Changes of the leader at least, and borrows of each function.
+const LEAST_CHANGES: usize = 2;
+const LEAST_BORROWS: usize = 3;
 /// An operation that takes longer is not known to be done.
 const ANSWER: Duration = Duration::from_secs(25);
 
@@ -149,7 +152,20 @@ fn keep_using(lease: &Lease, record: &Record) -> (Duration, u64) {
     (longest, done)
 }
 
-/// One fault after the other; how long it took each time until there was another leader.
+/// How many borrows of a function had an outcome.
+fn borrows(operations: &[Operation]) -> usize {
+    let is_borrow = |it: &&Operation| matches!(it.effect, Effect::Borrowed(_)) && it.to.is_some();
+    operations.iter().filter(is_borrow).count()
+}
+
+/// What was asked for a function.
+fn operations_of(record: &Record, function: &str) -> Vec<Operation> {
+    let operations = record.operations.lock().unwrap();
+    operations.iter().filter(|it| it.0 == function).map(|it| it.1).collect()
+}
+
+/// One fault after the other, for some time, and then until enough has come of it; how long it took each time until there
+/// was another leader.
 async fn faults(
     cluster: &mut Cluster,
     record: &Record,
@@ -158,7 +174,13 @@ async fn faults(
 ) -> Vec<Duration> {
     let mut changes = Vec::new();
     let mut round = 0;
-    while record.begun.elapsed() < time {
+    let is_enough = |changes: &[Duration]| {
+        let borrowed = |function: &str| borrows(&operations_of(record, function)) > LEAST_BORROWS;
+        changes.len() >= LEAST_CHANGES && CONTESTED.iter().all(|function| borrowed(function))
+    };
+    while record.begun.elapsed() < time
+        || (!is_enough(&changes) && record.begun.elapsed() < time + PATIENCE)
+    {
         let leader = cluster.leader(None).await;
         let fault = if round < 4 { round } else { random.below(5) };
         round += 1;
@@ -244,21 +266,17 @@ async fn what_several_control_planes_do_one_could_have_done() {
     let (longest, done) = keeping.await.unwrap();
     let after = beta.lease(kept.lease).await.unwrap();
     assert_eq!((after.epoch, after.reason), (kept.epoch, None), "what was borrowed all the time");
-    let operations = record.operations.lock().unwrap();
     for function in CONTESTED {
-        let own = operations.iter().filter(|it| it.0 == function).map(|it| it.1);
-        let own: Vec<Operation> = own.collect();
-        let borrows =
-            own.iter().filter(|it| matches!(it.effect, Effect::Borrowed(_)) && it.to.is_some());
-        let borrows = borrows.count();
+        let own = operations_of(&record, function);
+        let borrows = borrows(&own);
         println!("{function}: {} operations, {borrows} borrows", own.len());
-        assert!(borrows > 3, "nothing was tried");
+        assert!(borrows > LEAST_BORROWS, "nothing was tried");
         if let Err(error) = history::check(&own) {
             panic!("{function}, seed {seed}: {error}\n{}", logs(&cluster));
         }
     }
     println!("until another leads: {changes:?}; {done} reads meanwhile, the longest {longest:?}");
-    assert!(changes.len() >= 2 && done > 100);
+    assert!(changes.len() >= LEAST_CHANGES && done > 100);
 }
 
 fn logs(cluster: &Cluster) -> String {
