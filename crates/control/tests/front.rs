@@ -24,7 +24,7 @@ use rackbus_lease::Config;
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn member(name: &str) -> Member {
     let (id, url) = (name.to_owned(), format!("https://{name}:7420"));

@@ -13,7 +13,7 @@ use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::Config;
 
 /// After this long a test fails instead of waiting on.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A control plane of two hosts, of which none was heard.
 fn open(store: MemoryStore) -> Arc<Service> {
