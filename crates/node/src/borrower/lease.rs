@@ -34,7 +34,7 @@ pub(super) struct Open {
     pub(super) membership: Mutex<Option<Arc<PeerMembership>>>,
     /// The VM that uses it, or the last user if that was one: when it has ended, the lease is returned.
     pub(super) user: Mutex<Option<VmUser>>,
-    /// Whether somebody has attached since the lease began, or since this process has it.
+    /// Whether somebody has attached since the lease began.
     pub(super) was_used: AtomicBool,
 }
 

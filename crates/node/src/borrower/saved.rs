@@ -65,8 +65,9 @@ impl BorrowedFunctions {
                 None => None,
             };
             if listener.is_some() || client.is_some() {
-                let user = open.user().clone();
-                all.states.push(SavedBorrow { grant: open.grant.clone(), listener, client, user });
+                let (grant, user) = (open.grant.clone(), open.user().clone());
+                let was_used = open.was_used.load(Ordering::Acquire);
+                all.states.push(SavedBorrow { grant, listener, client, user, was_used });
             }
         }
         Ok(all)
@@ -86,7 +87,7 @@ impl BorrowedFunctions {
         self.decide(|borrower| *borrower = decided);
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
-        for SavedBorrow { grant, listener, client, user } in states {
+        for SavedBorrow { grant, listener, client, user, was_used } in states {
             // Engines of fronts that go on are about their lease.
             let _about = lease_span(grant.lease).entered();
             let open = self.opened(grant);
@@ -112,6 +113,8 @@ impl BorrowedFunctions {
                 self.ended().push(open);
             } else {
                 *open.user() = user;
+                // Older states do not say so of one that has a user.
+                open.was_used.fetch_or(was_used, Ordering::AcqRel);
                 self.opener(&open).tell_use(&open);
                 self.all().insert(open.grant.lease, open);
             }

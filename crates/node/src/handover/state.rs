@@ -27,7 +27,7 @@ use crate::users::VmUser;
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
 /// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
-/// levels of functions that begin anew.
+/// levels of functions that begin anew, and which leases were used.
 pub const VERSION: u32 = 6;
 
 /// The versions of all that is written down: whoever goes on knows these.
@@ -216,6 +216,9 @@ pub struct SavedBorrow {
     /// The VM that uses it, or did last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<VmUser>,
+    /// Whether somebody has attached since the lease began, who may have released it again.
+    #[serde(default)]
+    pub was_used: bool,
 }
 
 /// The user of a borrowed function.

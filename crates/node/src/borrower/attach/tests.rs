@@ -1,11 +1,13 @@
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, derive};
 use rackbus_lease::{BorrowerAction, Message};
+use rackbus_link::shm::ShmLink;
 use rackbus_link::{Conversation, LinkError};
 use rackbus_memory::{Lending, Stream};
 use rackbus_pci::endpoint::Endpoint;
@@ -16,6 +18,8 @@ use crate::BorrowError;
 use crate::borrower::BorrowedFunctions;
 use crate::borrower::fence_tests::{Follows, ended, grant};
 use crate::borrower::host::HostError;
+use crate::handover::parcel::{self, Parcel};
+use crate::turns::LeaseUse;
 
 const FUNCTION: &str = "alpha/nvme0";
 const LONG: Duration = Duration::from_secs(30);
@@ -70,13 +74,19 @@ impl Borrowing {
         Borrowing { _folder: folder, functions, asked, connect, follows: following }
     }
 
-    /// Serves a lease as the agent does, and has a user attach.
-    fn attaching(&self, lease: u64) -> std::thread::JoinHandle<bool> {
+    /// Serves a lease as the agent does.
+    fn open(&self, lease: u64) -> PathBuf {
         let grant = grant(lease, FUNCTION);
         self.functions.decide(|it| it.receive(0, Message::Granted(grant.clone())));
         let path = self.functions.open(grant).unwrap();
         let socket = Ok(path.display().to_string());
         self.functions.decide(|it| it.open_done(lease, socket));
+        path
+    }
+
+    /// Serves a lease as the agent does, and has a user attach.
+    fn attaching(&self, lease: u64) -> std::thread::JoinHandle<bool> {
+        let path = self.open(lease);
         let user = std::thread::spawn(move || Client::connect(&path, LONG).is_ok());
         self.asked.recv().unwrap();
         user
@@ -157,6 +167,32 @@ fn a_lease_is_closed_when_its_front_has_ended() {
         false => at_once,
     };
     assert_eq!(told, [closed(1)]);
+}
+
+/// A program may open a function and release it just before the node is restarted in place: nobody has looked by then.
+#[test]
+fn what_was_used_before_a_restart_in_place_is_known_after_it() {
+    let before = Borrowing::new();
+    let user = before.attaching(1);
+    let _lender = before.lend();
+    assert!(user.join().unwrap());
+    before.open(2);
+    let begun = Instant::now();
+    while before.functions.use_of(1) != LeaseUse::Released {
+        assert!(begun.elapsed() < LONG, "its user stays");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut parcel = Parcel::default();
+    let mut saved = before.functions.save(&mut parcel).unwrap();
+    let states = serde_json::to_vec(&std::mem::take(&mut saved.states)).unwrap();
+    let decided = before.functions.decide(|borrower| borrower.clone());
+    let (states, mut descriptors) = parcel::receive(parcel.send(&states).unwrap()).unwrap();
+    let states = serde_json::from_slice(&states).unwrap();
+    let after = Borrowing::new();
+    let link = ShmLink::new("test", std::path::Path::new("/nowhere"), ["alpha"]);
+    after.functions.resume(decided, states, &mut descriptors, &link).unwrap();
+    assert_eq!(after.functions.use_of(1), LeaseUse::Released);
+    assert_eq!(after.functions.use_of(2), LeaseUse::Unused);
 }
 
 /// Its device reaches this host's memory as a front here does.
