@@ -422,22 +422,56 @@ mod tests {
             ("can be saved", |lender| drop(lender.can_be_saved())),
             ("save", |lender| drop(lender.save(&mut Parcel::default()))),
         ];
-        let while_others_wait = Duration::from_millis(100);
         std::thread::scope(|scope| {
             for (name, look) in looks {
                 let state = lent.lock();
-                scope.spawn(move || look(lender));
-                std::thread::sleep(while_others_wait);
-                let free = lender.lent.try_write().is_ok();
+                let waiting = Waiting::begin(scope, move || look(lender));
+                let free = waiting.leaves_free(|| lender.lent.try_write().is_ok());
                 drop(state);
                 assert!(free, "{name}");
             }
             let map = lender.write();
-            scope.spawn(|| lender.attached());
-            std::thread::sleep(while_others_wait);
-            let free = lender.fence.0.try_lock().is_ok();
+            let waiting = Waiting::begin(scope, || drop(lender.attached()));
+            let free = waiting.leaves_free(|| lender.fence.0.try_lock().is_ok());
             drop(map);
             assert!(free, "attached");
         });
+    }
+
+    /// After this long a test fails instead of waiting on.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A thread that comes to wait for something.
+    struct Waiting(rustix::process::Pid);
+
+    impl Waiting {
+        fn begin<'s>(
+            scope: &'s std::thread::Scope<'s, '_>,
+            what: impl FnOnce() + Send + 's,
+        ) -> Waiting {
+            let (tells, told) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                tells.send(rustix::thread::gettid()).unwrap();
+                what();
+            });
+            Waiting(told.recv().unwrap())
+        }
+
+        /// Whether it comes to wait with something free that it may have had on its way there.
+        fn leaves_free(&self, is_free: impl Fn() -> bool) -> bool {
+            let stat = format!("/proc/self/task/{}/stat", self.0.as_raw_pid());
+            let waits = || {
+                let stat = std::fs::read_to_string(&stat).unwrap();
+                stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('S'))
+            };
+            let begun = Instant::now();
+            while !(waits() && is_free()) {
+                if begun.elapsed() > LONG {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            true
+        }
     }
 }
