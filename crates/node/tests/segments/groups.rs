@@ -8,17 +8,17 @@ use rackbus_attach::{
 };
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use crate::support::{LIMIT, SOON, refusal, until, word};
+use crate::support::{LIMIT, SOON, answered, refusal, until, word};
 
 #[test]
 fn one_store_reaches_every_member_of_a_group() {
     let rack = Hosts::start(|link| Arc::new(link));
     let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
-    assert_eq!(refusal(sessions[1].connect(252, 3, LIMIT)), Refusal::NoSuchSegment);
+    assert_eq!(refusal(answered(|| sessions[1].connect(252, 3, LIMIT))), Refusal::NoSuchSegment);
     // A member's memory is that of the group.
     let members = [1, 2].map(|n: usize| sessions[n].create_segment(&options).unwrap());
-    let sender = sessions[0].connect(252, 3, LIMIT).unwrap();
+    let sender = answered(|| sessions[0].connect(252, 3, LIMIT)).unwrap();
     sender.map(0, 8).unwrap().whole().write_obj(0, &8_u64).unwrap();
     for member in &members {
         assert_eq!(word(&member.map(0, 8).unwrap(), 0), 8);
@@ -43,7 +43,8 @@ fn the_senders_of_a_group_are_told_whether_its_last_member_left_in_order_or_died
                 let segment = session.create_segment(&options).unwrap();
                 (session, segment)
             });
-            let sender = rack.session(sender).connect(BROADCAST_NODE, 3, LIMIT).unwrap();
+            let sender =
+                answered(|| rack.session(sender).connect(BROADCAST_NODE, 3, LIMIT)).unwrap();
             sender.map(0, 8).unwrap().whole().write_obj(0, &8_u64).unwrap();
             for ((session, member), dies) in members.into_iter().zip([first_dies, last_dies]) {
                 if dies {
@@ -137,9 +138,9 @@ fn a_group_is_for_those_whom_its_home_allows() {
     let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 4096) };
     let member = alpha.create_segment(&options).unwrap();
     assert_eq!(refusal(gamma.create_segment(&options)), Refusal::Denied);
-    assert_eq!(refusal(gamma.connect(BROADCAST_NODE, 3, LIMIT)), Refusal::Denied);
+    assert_eq!(refusal(answered(|| gamma.connect(BROADCAST_NODE, 3, LIMIT))), Refusal::Denied);
     assert_eq!(refusal(beta.create_segment(&options)), Refusal::Denied);
-    let reader = beta.connect(BROADCAST_NODE, 3, LIMIT).unwrap();
+    let reader = answered(|| beta.connect(BROADCAST_NODE, 3, LIMIT)).unwrap();
     assert!(!reader.writable());
     member.map(0, 8).unwrap().whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&reader.map(0, 8).unwrap(), 0), 5);
@@ -151,7 +152,7 @@ fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
     let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let options = SegmentOptions { kind: SegmentKind::Group, ..SegmentOptions::shared(3, 8192) };
     let members = [&alpha, &beta, &gamma].map(|session| session.create_segment(&options).unwrap());
-    let sender = rack.session(GAMMA).connect(252, 3, LIMIT).unwrap();
+    let sender = answered(|| rack.session(GAMMA).connect(252, 3, LIMIT)).unwrap();
     let maps = members.each_ref().map(|member| member.map(0, 8192).unwrap());
     let sends = sender.map(0, 8192).unwrap();
     sends.whole().write_obj(4096, &1_u64).unwrap();
@@ -175,7 +176,7 @@ fn a_rule_that_changes_reaches_the_members_and_senders_of_a_group() {
     // The others' mappings that are made later are of the same memory, and they have a group still.
     maps[1].whole().write_obj(8, &3_u64).unwrap();
     assert_eq!(word(&members[0].map(0, 16).unwrap(), 8), 3);
-    let reader = rack.session(GAMMA).connect(252, 3, LIMIT).unwrap();
+    let reader = answered(|| rack.session(GAMMA).connect(252, 3, LIMIT)).unwrap();
     assert!(!reader.writable());
     let reads = reader.map(0, 16).unwrap();
     assert_eq!(word(&reads, 8), 3);

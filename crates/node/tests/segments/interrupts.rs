@@ -11,7 +11,7 @@ use rackbus_memory::{Access, Region};
 use rackbus_segment::message::{InterruptKind, SessionRequest};
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use crate::support::{LIMIT, SOON, Stranger, refusal};
+use crate::support::{LIMIT, SOON, Stranger, answered, refusal};
 
 #[test]
 fn interrupts_count_or_meet_and_messages_keep_their_order() {
@@ -22,7 +22,7 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
     let again = alpha.create_interrupt(Some(5), false, false);
     assert_eq!(refusal(again), Refusal::InUse);
     for (interrupt, times) in [(&plain, 1), (&counting, 3)] {
-        let sender = beta.connect_interrupt(ALPHA, interrupt.number(), LIMIT).unwrap();
+        let sender = answered(|| beta.connect_interrupt(ALPHA, interrupt.number(), LIMIT)).unwrap();
         (0..3).for_each(|_| sender.trigger().unwrap());
         for _ in 0..times {
             interrupt.wait(SOON).unwrap();
@@ -32,7 +32,7 @@ fn interrupts_count_or_meet_and_messages_keep_their_order() {
     }
     let data = alpha.create_data_interrupt(Some(5)).unwrap();
     let senders = [ALPHA, BETA, GAMMA]
-        .map(|node| rack.session(node).connect_data_interrupt(252, 5, LIMIT).unwrap());
+        .map(|node| answered(|| rack.session(node).connect_data_interrupt(252, 5, LIMIT)).unwrap());
     for number in 0..10_u8 {
         senders.iter().enumerate().for_each(|(n, s)| s.send(&[n as u8, number]).unwrap());
     }
@@ -63,10 +63,10 @@ fn any_number_of_senders_come_to_one_interrupt_and_leave() {
     let data = alpha.create_data_interrupt(Some(5)).unwrap();
     let mut buffer = [0; 8];
     for number in 0..200_u8 {
-        let sender = beta.connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+        let sender = answered(|| beta.connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
         sender.trigger().unwrap();
         plain.wait(SOON).unwrap();
-        let sender = beta.connect_data_interrupt(ALPHA, 5, LIMIT).unwrap();
+        let sender = answered(|| beta.connect_data_interrupt(ALPHA, 5, LIMIT)).unwrap();
         sender.send(&[number]).unwrap();
         assert_eq!((data.receive(&mut buffer, SOON), buffer[0]), (Ok(1), number));
     }
@@ -76,7 +76,7 @@ fn any_number_of_senders_come_to_one_interrupt_and_leave() {
 fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
     let rack = Hosts::start(|link| Arc::new(link));
     let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
-    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+    let sender = answered(|| rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
     (0..3).for_each(|_| sender.trigger().unwrap());
     let second = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
     assert_eq!(second.wait(Some(Duration::ZERO)), Err(InterruptError::TimedOut));
@@ -96,7 +96,7 @@ fn who_joins_amid_triggers_hears_all_that_come_from_then_on() {
     const AFTER: usize = 500;
     let rack = Hosts::start(|link| Arc::new(link));
     let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
-    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+    let sender = answered(|| rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
     let joining = rack.session(ALPHA);
     let (begun, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let has_joined = AtomicBool::new(false);
@@ -149,7 +149,7 @@ fn each_trigger_is_taken_by_one_of_several_threads_that_wait() {
     let all = AtomicBool::new(false);
     let rack = Hosts::start(|link| Arc::new(link));
     let interrupt = rack.session(ALPHA).create_interrupt(Some(5), false, true).unwrap();
-    let sender = rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+    let sender = answered(|| rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
     let waits = &|thread: usize| {
         let (mut taken, mut tries, mut idle) = (0, thread as u64, 0);
         // Some waits are for no time at all. A thread ends when nothing has come since the last trigger.
@@ -188,9 +188,9 @@ fn a_peer_that_signals_without_pause_defeats_no_timeout() {
     let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
     let event = rackbus_memory::PeerEvent::new(fds.next().unwrap()).unwrap();
     let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
-    let noise = beta.connect_data_interrupt(ALPHA, area.key().signals, LIMIT).unwrap();
+    let noise = answered(|| beta.connect_data_interrupt(ALPHA, area.key().signals, LIMIT)).unwrap();
     let ended = AtomicBool::new(false);
-    let patience = Duration::from_secs(5);
+    let patience = SOON.unwrap();
     let begun = std::time::Instant::now();
     let loud = || !ended.load(Ordering::Relaxed) && begun.elapsed() < patience;
     std::thread::scope(|scope| {
@@ -217,7 +217,7 @@ fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let _interrupt = alpha.create_interrupt(Some(5), false, false).unwrap();
     alpha.set_share(0..=u32::MAX, Some(BETA), SegmentAccess::None).unwrap();
-    assert_eq!(refusal(beta.connect_interrupt(ALPHA, 5, LIMIT)), Refusal::Denied);
+    assert_eq!(refusal(answered(|| beta.connect_interrupt(ALPHA, 5, LIMIT))), Refusal::Denied);
     alpha.set_share(9..=9, Some(BETA), SegmentAccess::Read).unwrap();
-    beta.connect_interrupt(ALPHA, 5, LIMIT).unwrap();
+    answered(|| beta.connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
 }

@@ -6,7 +6,7 @@ use rackbus_attach::{SegmentAccess, SegmentOptions};
 use rackbus_segment::message::{Notice, SessionEvent};
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use crate::support::{LIMIT, SOON, Stranger, mapped, until};
+use crate::support::{LIMIT, SOON, Stranger, answered, mapped, until};
 
 #[test]
 fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
@@ -15,7 +15,7 @@ fn after_a_move_nobody_writes_before_all_have_the_new_memory() {
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
     let mine = segment.map(0, 4096).unwrap();
-    let _lost = gamma.connect(ALPHA, 7, LIMIT).unwrap();
+    let _lost = answered(|| gamma.connect(ALPHA, 7, LIMIT)).unwrap();
     let slow = Stranger::attach(&rack, BETA);
     let keeper = slow.connect(ALPHA, 7);
     let (_, before) = mapped(&mine);
@@ -41,10 +41,10 @@ fn a_segment_that_goes_during_a_move_leaves_no_writer_waiting() {
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
     let mine = segment.map(0, 4096).unwrap();
-    let kept = gamma.connect(ALPHA, 7, LIMIT).unwrap();
+    let kept = answered(|| gamma.connect(ALPHA, 7, LIMIT)).unwrap();
     let theirs = kept.map(0, 4096).unwrap();
     let beta = rack.session(BETA);
-    let _lost = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let _lost = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     let silent = Stranger::attach(&rack, ALPHA);
     silent.connect(ALPHA, 7);
     let (done, written) = std::sync::mpsc::channel();

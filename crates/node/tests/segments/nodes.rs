@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rackbus_attach::{Refusal, SegmentOptions};
 use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Purpose};
@@ -16,7 +17,7 @@ use rackbus_segment::message::{
 use rackbus_segment::{Handle, SessionId};
 
 use crate::common::segments::{ALPHA, BETA, Hosts, shm};
-use crate::support::{LIMIT, Stranger, refusal, until};
+use crate::support::{LIMIT, SOON, Stranger, answered, refusal, until};
 
 /// A way to nodes that are too slow.
 struct Slow;
@@ -161,9 +162,15 @@ fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
     let unanswered = Mutex::new(BTreeSet::new());
     std::thread::scope(|scope| {
         for asker in 0..ASKERS {
-            let (session, unanswered) = (rack.session(ALPHA), &unanswered);
+            let (session, unanswered, link) = (rack.session(ALPHA), &unanswered, &link);
             scope.spawn(move || {
-                for nth in 0..1000 {
+                let begun = Instant::now();
+                // On a busy machine, few are answered before their conversation ends.
+                let is_enough = || link.0.lock().unwrap().len() > 100;
+                for nth in 0.. {
+                    if nth >= 1000 && (is_enough() || begun.elapsed() > SOON.unwrap()) {
+                        break;
+                    }
                     let id = nth * ASKERS + asker + 1;
                     match refusal(session.connect(BETA, id, 5000)) {
                         Refusal::NoSuchSegment => {}
@@ -178,7 +185,7 @@ fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
     let (answered, unanswered) = (link.0.lock().unwrap(), unanswered.into_inner().unwrap());
     let both = answered.intersection(&unanswered).count();
     assert_eq!(both, 0, "beta answered {}, and was said not to respond", answered.len());
-    assert!(answered.len() > 100, "{} of {ASKERS}000 were answered", answered.len());
+    assert!(answered.len() > 100, "{} were answered", answered.len());
 }
 
 /// Which a process may say by itself: its node has to know that it is too long for another one.
@@ -188,7 +195,7 @@ fn a_question_that_is_too_long_for_another_node_leaves_their_conversation_alone(
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = beta.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
-    let others = alpha.connect(BETA, 7, LIMIT).unwrap();
+    let others = answered(|| alpha.connect(BETA, 7, LIMIT)).unwrap();
     let stranger = Stranger::attach(&rack, ALPHA);
     let keeper = stranger.connect(BETA, 7);
     let arrive = |count| {
@@ -200,7 +207,7 @@ fn a_question_that_is_too_long_for_another_node_leaves_their_conversation_alone(
     let most = (MAX_PACKET / 2 - 100..).take_while(fits).last().unwrap();
     let told = stranger.ask(&arrive(most), &[]);
     assert!(matches!(told, Some(Reply::Refused(Refusal::TooMany(_)))), "{told:?}");
-    let next = alpha.connect(BETA, 7, LIMIT).unwrap();
+    let next = answered(|| alpha.connect(BETA, 7, LIMIT)).unwrap();
     assert_eq!(beta.segments().unwrap()[0].connections.len(), 3, "one was lost");
     drop((others, next));
 }

@@ -11,16 +11,16 @@ use rackbus_segment::Handle;
 use rackbus_segment::message::{Reply, SessionRequest};
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
-use crate::support::{LIMIT, SOON, Stranger, refusal, word};
+use crate::support::{LIMIT, SOON, Stranger, answered, refusal, word};
 
 #[test]
 fn what_one_host_stores_another_loads() {
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 12_345)).unwrap();
-    assert_eq!(refusal(beta.connect(ALPHA, 7, LIMIT)), Refusal::NoSuchSegment);
+    assert_eq!(refusal(answered(|| beta.connect(ALPHA, 7, LIMIT))), Refusal::NoSuchSegment);
     segment.set_available().unwrap();
-    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     assert_eq!((remote.size(), remote.writable()), (12_345, true));
     assert_eq!(segment.watch().wait(SOON), Some(SegmentEvent::Connected(BETA)));
     let (here, there) = (segment.map(0, 12_345).unwrap(), remote.map(4099, 8).unwrap());
@@ -29,7 +29,7 @@ fn what_one_host_stores_another_loads() {
     drop(remote);
     assert_eq!(segment.watch().wait(SOON), Some(SegmentEvent::Disconnected(BETA)));
     // On one host, too.
-    let other = rack.session(ALPHA).connect(ALPHA, 7, LIMIT).unwrap();
+    let other = answered(|| rack.session(ALPHA).connect(ALPHA, 7, LIMIT)).unwrap();
     assert_eq!(word(&other.map(4099, 8).unwrap(), 0), 42);
 }
 
@@ -60,7 +60,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();
     segment.set_available().unwrap();
-    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     let mapping = remote.map(0, 8192).unwrap();
     mapping.whole().write_obj(0, &9_u64).unwrap();
     drop(segment);
@@ -73,7 +73,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
     fresh.whole().write_obj(0, &5_u64).unwrap();
     assert_eq!(word(&mapping, 0), 9, "the next owner's data");
     // An owner that dies leaves it, too.
-    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     let mapping = remote.map(0, 8192).unwrap();
     alpha.close();
     assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
@@ -87,8 +87,10 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 1 << 20)).unwrap();
     segment.set_available().unwrap();
     let mine = segment.map(0, 1 << 20).unwrap();
-    let (kept, lost) =
-        (beta.connect(ALPHA, 7, LIMIT).unwrap(), gamma.connect(ALPHA, 7, LIMIT).unwrap());
+    let (kept, lost) = (
+        answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap(),
+        answered(|| gamma.connect(ALPHA, 7, LIMIT)).unwrap(),
+    );
     let (kept_map, lost_map) = (kept.map(0, 1 << 20).unwrap(), lost.map(0, 1 << 20).unwrap());
     mine.whole().write_obj(4096, &1_u64).unwrap();
     assert_eq!((word(&kept_map, 4096), word(&lost_map, 4096)), (1, 1));
@@ -99,7 +101,7 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
     lost_map.whole().write_obj(4096, &3_u64).unwrap();
     assert_eq!((word(&mine, 4096), word(&kept_map, 4096)), (2, 2));
     assert_eq!(lost.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
-    assert_eq!(refusal(gamma.connect(ALPHA, 7, LIMIT)), Refusal::Denied);
+    assert_eq!(refusal(answered(|| gamma.connect(ALPHA, 7, LIMIT))), Refusal::Denied);
 
     segment.set_unavailable(Withdrawal::Force).unwrap();
     mine.whole().write_obj(4096, &4_u64).unwrap();
@@ -114,7 +116,7 @@ fn whoever_may_only_load_cannot_store() {
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
     alpha.set_share(0..=u32::MAX, None, SegmentAccess::Read).unwrap();
-    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     assert!(!remote.writable());
     segment.map(0, 8).unwrap().whole().write_obj(0, &6_u64).unwrap();
     assert_eq!(word(&remote.map(0, 8).unwrap(), 0), 6);
@@ -129,7 +131,7 @@ fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
     let here = segment.map(0, 8192).unwrap();
     here.whole().write_obj(0, &1_u64).unwrap();
     let keeps = |take_back: &dyn Fn()| {
-        let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+        let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
         let kept = remote.map(0, 8192).unwrap();
         drop(remote);
         assert_eq!(word(&kept, 0), 1);
@@ -151,7 +153,8 @@ fn a_lock_outlives_its_holder_and_a_barrier_its_party() {
     let sessions = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let segment = sessions[0].create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
-    let mapping = |n: usize| sessions[n].connect(ALPHA, 7, LIMIT).unwrap().map(0, 4096).unwrap();
+    let mapping =
+        |n: usize| answered(|| sessions[n].connect(ALPHA, 7, LIMIT)).unwrap().map(0, 4096).unwrap();
     let maps = [0, 1, 2].map(mapping);
     let mutex = |n: usize| sessions[n].mutex(&maps[n], 64).unwrap();
     let (alpha, beta) = (mutex(0), mutex(1));
@@ -230,7 +233,7 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
     segment.set_available().unwrap();
     let interrupt = alpha.create_interrupt(Some(7), false, false).unwrap();
     let extent = alpha.allocate(4096).unwrap();
-    let remote = rack.session(BETA).connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| rack.session(BETA).connect(ALPHA, 7, LIMIT)).unwrap();
 
     // It makes up every handle there could be.
     let stranger = Stranger::attach(&rack, ALPHA);
@@ -262,7 +265,7 @@ fn handles_of_others_are_refused_whatever_is_guessed() {
     // Nonsense ends the conversation, and only that.
     stranger.calls.send(&[0xff; 100], &[]).unwrap();
     assert_eq!(stranger.ask(&SessionRequest::ListSegments { skip: 0 }, &[]), None);
-    rack.session(BETA).connect_interrupt(ALPHA, 7, LIMIT).unwrap().trigger().unwrap();
+    answered(|| rack.session(BETA).connect_interrupt(ALPHA, 7, LIMIT)).unwrap().trigger().unwrap();
     interrupt.wait(SOON).unwrap();
     drop(extent);
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rackbus_attach::Refusal;
+use rackbus_attach::{AttachError, Refusal};
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Packets};
 use rackbus_segment::Handle;
@@ -64,9 +64,14 @@ impl Stranger {
     pub fn connect(&self, node: u32, id: u32) -> Handle {
         let request =
             SessionRequest::Connect { node, id, timeout_ms: LIMIT, what: TargetKind::Segment };
-        match self.ask(&request, &[]) {
-            Some(Reply::Connected(connected)) => connected.connection,
-            other => panic!("{other:?}"),
+        let begun = std::time::Instant::now();
+        loop {
+            match self.ask(&request, &[]) {
+                Some(Reply::Connected(connected)) => return connected.connection,
+                Some(Reply::Refused(Refusal::NotResponding)) if begun.elapsed() < SOON.unwrap() => {
+                }
+                other => panic!("{other:?}"),
+            }
         }
     }
 }
@@ -92,9 +97,22 @@ pub fn until(what: impl Fn() -> bool) {
     }
 }
 
-pub fn refusal<T: std::fmt::Debug>(outcome: Result<T, rackbus_attach::AttachError>) -> Refusal {
+/// What a node answers that is asked for something of another one's: again where the other one has not answered in the time
+/// that its node gives it, which are three seconds, whatever is asked for.
+pub fn answered<T>(ask: impl Fn() -> Result<T, AttachError>) -> Result<T, AttachError> {
+    let begun = std::time::Instant::now();
+    loop {
+        match ask() {
+            Err(AttachError::Refused(Refusal::NotResponding))
+                if begun.elapsed() < SOON.unwrap() => {}
+            answer => return answer,
+        }
+    }
+}
+
+pub fn refusal<T: std::fmt::Debug>(outcome: Result<T, AttachError>) -> Refusal {
     match outcome.unwrap_err() {
-        rackbus_attach::AttachError::Refused(refusal) => refusal,
+        AttachError::Refused(refusal) => refusal,
         other => panic!("{other}"),
     }
 }
