@@ -31,8 +31,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\n\
                     size = \"1 MiB\"\n[hosts.beta]\n";
 /// How long the lender waits for its engine here: one that does not hang answers within it also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(2);
-const LONG: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Where the device model waits until it is released.
 #[derive(Default)]
@@ -449,7 +449,7 @@ async fn a_return_that_waits_for_what_hangs_says_so_and_ends() {
     let socket = lease.socket.unwrap();
     let (reached, memory) = (gate.clone(), SharedMemory::create("guest", 0x1000).unwrap());
     let using = tokio::task::spawn_blocking(move || {
-        let user = Client::connect(Path::new(&socket), Duration::from_secs(5)).unwrap();
+        let user = Client::connect(Path::new(&socket), Duration::from_secs(60)).unwrap();
         user.write(7, 4, &6u16.to_le_bytes()).unwrap();
         user.dma_map(0, 0x1000, Access::all(), Some((memory.as_fd(), 0))).unwrap();
         memory.whole().fill(0xaa);

@@ -54,7 +54,7 @@ impl DrivenFunction for Shared {
 
 fn connect(lease: &Lease) -> Arc<User> {
     let socket = Path::new(lease.socket.as_deref().unwrap());
-    Arc::new(User::connect(socket, Duration::from_secs(5)).unwrap())
+    Arc::new(User::connect(socket, Duration::from_secs(60)).unwrap())
 }
 
 /// A tenant with the three functions.

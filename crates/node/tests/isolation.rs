@@ -161,7 +161,7 @@ async fn report(
     of: impl Fn(&rackbus_control::api::Device) -> Option<DeviceReport>,
     expected: impl Fn(&DeviceReport) -> bool,
 ) -> DeviceReport {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         let devices = rack.client.devices().await.unwrap();
         let device = devices.iter().find(|device| device.function == function).unwrap();
@@ -177,7 +177,7 @@ async fn report(
 /// How many refused accesses of the probe the events tell of: as many as expected before long, since what a report says
 /// is shown before the event of it is stored.
 async fn told_faults(rack: &Rack, expected: u64) -> u64 {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         let mut told = rack.client.events(Some(EventKind::Fault), None, false).await.unwrap();
         let mut faults = 0;
@@ -202,7 +202,7 @@ async fn it_reaches_its_users_windows_and_nothing_else_while_they_come_and_go() 
     let ids: Vec<u64> =
         [&probe, &peers[0], &peers[1], &other].into_iter().map(|lease| lease.lease).collect();
     let refused = blocking(move || {
-        let user = User::connect(socket(&probe), Duration::from_secs(5)).unwrap();
+        let user = User::connect(socket(&probe), Duration::from_secs(60)).unwrap();
         user.write(region::CONFIG, 4, &[6, 0]).unwrap();
         let memory = SharedMemory::create("user", PAGES * PAGE).unwrap();
         for page in 0..PAGES {

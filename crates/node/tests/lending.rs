@@ -159,7 +159,7 @@ async fn a_hundred_cycles_lose_no_data_and_leave_nothing() {
     let begun = std::time::Instant::now();
     while descriptors() > before + 20 {
         let open = descriptors();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{open} descriptors after {before}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{open} descriptors after {before}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -314,7 +314,7 @@ async fn faults_are_events_wherever_the_front_runs() {
         let mut faults = rack.client.events(Some(EventKind::Fault), Some(0), true).await.unwrap();
         let socket = lease.socket.unwrap();
         let user = blocking(move || {
-            let user = User::connect(Path::new(&socket), Duration::from_secs(5)).unwrap();
+            let user = User::connect(Path::new(&socket), Duration::from_secs(60)).unwrap();
             let register = |offset: u64, bytes: &[u8]| user.write(0, offset, bytes).unwrap();
             // Memory space and bus mastering.
             user.write(region::CONFIG, 4, &6u16.to_le_bytes()).unwrap();
@@ -336,7 +336,7 @@ async fn faults_are_events_wherever_the_front_runs() {
                 }
             }
         };
-        let told = tokio::time::timeout(Duration::from_secs(20), heard).await;
+        let told = tokio::time::timeout(Duration::from_secs(60), heard).await;
         let told = told
             .unwrap_or_else(|_| panic!("nobody tells of it, with the front at the {placement}"));
         assert!(told.text.contains("accesses of alpha/nvme0 were refused"), "{told:?}");
@@ -368,7 +368,7 @@ async fn what_several_lenders_are_lent_is_bounded_together() {
     blocking(move || {
         let connect = |lease: &Lease| {
             let socket = lease.socket.clone().unwrap();
-            User::connect(Path::new(&socket), Duration::from_secs(5)).unwrap()
+            User::connect(Path::new(&socket), Duration::from_secs(60)).unwrap()
         };
         let (here, there) = (connect(&here), connect(&there));
         let one = SharedMemory::create("one", 48 * MIB).unwrap();
@@ -391,7 +391,7 @@ async fn what_several_lenders_are_lent_is_bounded_together() {
         drop(here);
         let begun = Instant::now();
         while full(map(&there, 0, &one)) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "it stays lent");
+            assert!(begun.elapsed() < Duration::from_secs(60), "it stays lent");
         }
     })
     .await;

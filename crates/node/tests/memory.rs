@@ -27,7 +27,7 @@ struct Program {
 impl Program {
     fn open(lease: &Lease, size: u64) -> Program {
         let socket = lease.socket.as_deref().unwrap();
-        let user = User::connect(Path::new(socket), Duration::from_secs(5)).unwrap();
+        let user = User::connect(Path::new(socket), Duration::from_secs(60)).unwrap();
         user.write(region::CONFIG, 4, &2u16.to_le_bytes()).unwrap();
         let info = user.region_info(BAR.into()).unwrap();
         assert!(info.size == size && info.flags.contains(RegionInfoFlags::MMAP));

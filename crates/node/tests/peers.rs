@@ -53,7 +53,7 @@ async fn reached(rack: &Rack) -> Vec<ReachedRange> {
 
 /// The drive's counters, when they are as expected.
 async fn report(rack: &Rack, expected: impl Fn(&DeviceReport) -> bool) -> DeviceReport {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         let devices = rack.client.devices().await.unwrap();
         let drive = devices.into_iter().find(|device| device.function == DRIVE).unwrap();
@@ -252,7 +252,7 @@ async fn with_strict_isolation_it_is_refused_with_the_reason() {
                 }
             }
         };
-        let event = tokio::time::timeout(Duration::from_secs(20), heard).await.expect("an event");
+        let event = tokio::time::timeout(Duration::from_secs(60), heard).await.expect("an event");
         assert_eq!((event.host.as_deref(), event.function.as_deref()), (Some("beta"), Some(DRIVE)));
         let devices = rack.client.devices().await.unwrap();
         let drive = devices.iter().find(|device| device.function == DRIVE).unwrap();

@@ -1,6 +1,7 @@
 //! Who may go on with a session of a medium: the host that has the lease, under its epoch, with the session's secret,
 //! for as long as the lender's process lives and has taken nothing back.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -34,7 +35,11 @@ fn link(authority: &CertificateAuthority, host: &str, listen: &str) -> TcpLink {
 impl Alpha {
     /// The drive is lent to beta by lease 5, under epoch 5.
     fn start(authority: &CertificateAuthority, hold: Duration) -> Alpha {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // An address of its own: a port that was free is nobody else's before it is listened at.
+        static COUNT: AtomicU32 = AtomicU32::new(1);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let loopback = format!("127.{}.{}.{count}", 1 + process / 256 % 250, process % 256);
+        let free = std::net::TcpListener::bind(format!("{loopback}:0")).unwrap();
         let place = free.local_addr().unwrap().to_string();
         drop(free);
         let rack = Rack::parse("rack.toml", RACK).unwrap();

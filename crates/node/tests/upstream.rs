@@ -24,7 +24,7 @@ use rackbus_pci::vfio_user::{Client, ClientError, LocalFunction, serve_function}
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::process::{Pid, Signal, kill_process};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// The variable that makes this program a server: the socket that it listens at.
 const SERVE: &str = "RACKBUS_TEST_SERVE";
@@ -71,7 +71,7 @@ async fn what_is_unmapped_is_reached_no_more() {
     let lease = borrow(&rack).await;
     blocking(move || {
         const AT: u64 = 1 << 40;
-        let user = Client::connect(socket_of(&lease), Duration::from_secs(5)).unwrap();
+        let user = Client::connect(socket_of(&lease), Duration::from_secs(60)).unwrap();
         let memory = SharedMemory::create("own", 8192).unwrap();
         user.dma_map(AT, 8192, Access::all(), Some((memory.as_fd(), 0))).unwrap();
         for length in [8192, 4096] {

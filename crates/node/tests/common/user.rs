@@ -30,7 +30,7 @@ pub struct Memory {
 impl Memory {
     /// Opens the function of a lease.
     pub fn open(lease: &Lease) -> Memory {
-        let user = User::connect(socket(lease), Duration::from_secs(5)).unwrap();
+        let user = User::connect(socket(lease), Duration::from_secs(60)).unwrap();
         let memory = user.map_region(BAR.into(), 0, SIZE).unwrap();
         Memory { user, memory }
     }
@@ -81,7 +81,7 @@ impl DrivenFunction for Shared {
 
 /// Opens the drive of a lease, and gives the connection too.
 pub fn open_shared(lease: &Lease) -> (Drive, Arc<User>) {
-    let user = Arc::new(User::connect(socket(lease), Duration::from_secs(5)).unwrap());
+    let user = Arc::new(User::connect(socket(lease), Duration::from_secs(60)).unwrap());
     let device = Box::new(Shared(user.clone()));
     (Drive::with_device(device, DriveOptions::default()).unwrap(), user)
 }
