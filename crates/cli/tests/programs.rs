@@ -15,6 +15,7 @@ use rackbus_attach::{
 };
 use rackbus_control::api::{DeviceState, LeaseStage, Placement};
 use support::machines::Machines;
+use support::segments::answered;
 use support::{PATIENCE, Rack, THREE_HOSTS};
 
 /// CAP's lower half, which no drive has as all ones or zero.
@@ -272,7 +273,7 @@ fn a_device_follows_memory_that_its_node_moves() {
     let gamma = Session::open(&gamma).unwrap();
     for round in 0..3 {
         segment.set_available().unwrap();
-        let remote = gamma.connect(segment_node(&devices), 9, 20_000).unwrap();
+        let remote = answered(|| gamma.connect(segment_node(&devices), 9, 20_000)).unwrap();
         let seen = remote.map(0, 4096).unwrap();
         assert_eq!(admin.identify(of_device.address()), 0, "round {round}");
         assert_eq!(model(&seen), model(&told));
@@ -333,7 +334,7 @@ fn a_program_uses_a_drive_and_memory_of_other_machines() {
     let segment = owner.create_segment(&SegmentOptions::shared(9, 4096)).unwrap();
     let home = segment.map(0, 4096).unwrap();
     segment.set_available().unwrap();
-    let remote = devices.session().connect(owner.node(), 9, 20_000).unwrap();
+    let remote = answered(|| devices.session().connect(owner.node(), 9, 20_000)).unwrap();
     assert!(remote.is_far());
     let of_device = device.map_remote(&remote, (0, 4096)).unwrap();
     assert_eq!(admin.identify(of_device.address()), 0);

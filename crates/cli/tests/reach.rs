@@ -6,6 +6,7 @@ use rackbus_attach::{Location, SegmentOptions, Session};
 use rackbus_control::api::{Lease, LeaseStage};
 use rackbus_driver::{Drive, DriveOptions};
 use serde_json::{Value, json};
+use support::segments::answered;
 use support::{PATIENCE, Rack, open, socket};
 
 const RACK: &str = r#"
@@ -105,8 +106,8 @@ fn segments_and_interrupts_are_windows_as_well() {
     segment.set_available().unwrap();
     let interrupt = owner.create_interrupt(Some(9), false, false).unwrap();
     assert!(ranges(&rack, "beta").is_empty());
-    let remote = user.connect(owner.node(), 7, 20_000).unwrap();
-    let sender = user.connect_interrupt(owner.node(), 9, 20_000).unwrap();
+    let remote = answered(|| user.connect(owner.node(), 7, 20_000)).unwrap();
+    let sender = answered(|| user.connect_interrupt(owner.node(), 9, 20_000)).unwrap();
     let reached = ranges(&rack, "beta");
     assert_eq!(reached.len(), 2);
     assert_eq!(ends(&reached[0]), ("beta/root", "exported", "alpha", "alpha/memory"));

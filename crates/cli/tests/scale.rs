@@ -12,6 +12,7 @@ use rackbus_attach::{
     AttachError, Location, Mapping, RemoteSegment, SegmentAccess, SegmentOptions, Session,
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
+use support::segments::answered;
 use support::{PATIENCE, Rack};
 
 const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\nmemory = \"64 GiB\"\n[hosts.beta]\n";
@@ -58,7 +59,9 @@ fn lab() -> Lab {
     let sessions = NODES.map(|(host, _)| {
         let session =
             Session::open(&Location { run_dir: rack.run_dir(), host: host.to_owned() }).unwrap();
-        assert!(NODES.iter().all(|(_, node)| session.connect(*node, 7, LIMIT).is_err()));
+        assert!(
+            NODES.iter().all(|(_, node)| answered(|| session.connect(*node, 7, LIMIT)).is_err())
+        );
         session
     });
     let before = possessions(&rack);
@@ -197,7 +200,7 @@ fn one_of_the_crowd(number: u32) {
         .map(|n| {
             let other = (number + n + 1) % CROWD;
             let id = other * EACH + n;
-            let remote = session.connect(host_of(other).1, id, LIMIT).unwrap();
+            let remote = answered(|| session.connect(host_of(other).1, id, LIMIT)).unwrap();
             let mapping = remote.map(0, 4 * KIB).unwrap();
             assert_eq!(word(&mapping, 0), id);
             set_word(&mapping, 4092, id ^ number);
@@ -246,7 +249,7 @@ fn plenty() {
             let mapping = segment.map(0, KIB).unwrap();
             set_word(&mapping, 0, id);
             segment.set_available().unwrap();
-            let remote = there.connect(ALPHA, id, LIMIT).unwrap();
+            let remote = answered(|| there.connect(ALPHA, id, LIMIT)).unwrap();
             let reached = remote.map(0, KIB).unwrap();
             (segment, mapping, remote, reached)
         })
@@ -286,7 +289,10 @@ fn without_room() {
     let id = made.len() as u32;
     assert_eq!(session.segments().unwrap().len(), made.len());
     made.iter().for_each(|segment| segment.set_available().unwrap());
-    assert!(matches!(session.connect(ALPHA, 0, LIMIT), Err(AttachError::NoDescriptors)));
+    assert!(matches!(
+        answered(|| session.connect(ALPHA, 0, LIMIT)),
+        Err(AttachError::NoDescriptors)
+    ));
     made.pop();
     // With room again, the number that could not be obtained is free.
     made.push(make(id).unwrap());
@@ -328,7 +334,7 @@ fn segments_of_any_size_are_shared_and_taken_away() {
         let segment = alpha.create_segment(&SegmentOptions::shared(id, size)).unwrap();
         segment.set_available().unwrap();
         let mapping = segment.map(0, size).unwrap();
-        let remote = beta.connect(ALPHA, id, LIMIT).unwrap();
+        let remote = answered(|| beta.connect(ALPHA, id, LIMIT)).unwrap();
         assert_eq!(remote.size(), size);
         assert!(remote.map(0, size + 1).is_err() && remote.map(size, 1).is_err());
         let reached = remote.map(0, size).unwrap();

@@ -12,6 +12,7 @@ use rackbus_attach::{
     AttachError, ConnectionChange, Location, Mapping, Refusal, SegmentAccess, SegmentEntry,
     SegmentEvent, SegmentKind, SegmentOptions, Session,
 };
+use support::segments::answered;
 use support::{PATIENCE, Process, Rack};
 
 const HOSTS: &str = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
@@ -79,13 +80,14 @@ fn part() {
             copy_for_ever(&mapping);
         }
         "connector" => {
-            let remote = session.unwrap().connect(ALPHA, 7, LIMIT).unwrap();
+            let session = session.unwrap();
+            let remote = answered(|| session.connect(ALPHA, 7, LIMIT)).unwrap();
             copy_for_ever(&remote.map(0, SIZE).unwrap());
         }
         "connecting" => {
             let session = session.unwrap();
             loop {
-                let remote = session.connect(ALPHA, 7, LIMIT).unwrap();
+                let remote = answered(|| session.connect(ALPHA, 7, LIMIT)).unwrap();
                 remote.map(0, 4096).unwrap().whole().fill(1);
             }
         }
@@ -120,7 +122,7 @@ fn threads_have_started(session: &Session) {
     let callback = Box::new(move |_| called.send(()).is_ok());
     let segment = session.create_segment_watched(&options, Some(callback)).unwrap();
     segment.set_available().unwrap();
-    drop(session.connect(ALPHA, 9, LIMIT).unwrap());
+    drop(answered(|| session.connect(ALPHA, 9, LIMIT)).unwrap());
     was_called.recv().unwrap();
 }
 
@@ -137,7 +139,7 @@ fn copy_for_ever(mapping: &Mapping) {
 fn connect(session: &Session) -> rackbus_attach::RemoteSegment {
     let begun = Instant::now();
     loop {
-        match session.connect(ALPHA, 7, LIMIT) {
+        match answered(|| session.connect(ALPHA, 7, LIMIT)) {
             Ok(remote) => return remote,
             Err(AttachError::Refused(Refusal::NoSuchSegment)) => {}
             Err(error) => panic!("{error}"),
@@ -264,7 +266,12 @@ fn a_node_that_is_killed_is_missed_on_both_sides_and_can_be_replaced() {
     ));
     // The owner lives, knows it, and cannot go on before it attaches anew.
     assert!(matches!(segment.set_available(), Err(AttachError::Gone(_))));
-    assert!(alpha.is_gone());
+    // A thread of its session hears of it.
+    let begun = Instant::now();
+    while !alpha.is_gone() {
+        assert!(begun.elapsed() < PATIENCE, "the session does not end");
+        std::thread::yield_now();
+    }
     rack.restart(Some("alpha"));
     rack.wait_up(&["alpha"]);
     let alpha = session(&rack, "alpha");
@@ -300,18 +307,18 @@ fn the_rack_file_and_the_command_line_say_who_may_use_what() {
     let (alpha, beta) = (session(&rack, "alpha"), session(&rack, "beta"));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
     segment.set_available().unwrap();
-    let refused = session(&rack, "gamma").connect(ALPHA, 7, LIMIT);
+    let refused = answered(|| session(&rack, "gamma").connect(ALPHA, 7, LIMIT));
     assert!(matches!(refused, Err(AttachError::Refused(Refusal::Denied))));
-    let remote = beta.connect(ALPHA, 7, LIMIT).unwrap();
+    let remote = answered(|| beta.connect(ALPHA, 7, LIMIT)).unwrap();
     let listed = rack.json(&["mem", "segments", "alpha"]);
     assert_eq!(listed[0]["segment"], 7);
     assert_eq!(listed[0]["connected"], serde_json::json!(["beta"]));
 
     rack.good(&["mem", "share", "alpha", "0-0x10", "--with", "gamma", "--access", "read"]);
-    assert!(!session(&rack, "gamma").connect(ALPHA, 7, LIMIT).unwrap().writable());
+    assert!(!answered(|| session(&rack, "gamma").connect(ALPHA, 7, LIMIT)).unwrap().writable());
     rack.good(&["mem", "share", "alpha", "7", "--with", "beta", "--access", "none"]);
     assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Revoked)));
-    assert!(beta.connect(ALPHA, 7, LIMIT).is_err());
+    assert!(answered(|| beta.connect(ALPHA, 7, LIMIT)).is_err());
     rack.bad(2, &["mem", "segments", "delta"]);
 }
 
@@ -357,7 +364,7 @@ fn nothing_is_left_after_a_thousand_rounds() {
         segment.set_available().unwrap();
         let interrupt = alpha.create_data_interrupt(Some(7)).unwrap();
         let remote = connect(&beta);
-        let sender = beta.connect_data_interrupt(ALPHA, 7, LIMIT).unwrap();
+        let sender = answered(|| beta.connect_data_interrupt(ALPHA, 7, LIMIT)).unwrap();
         sender.send(b"round").unwrap();
         interrupt.receive(&mut [0; 8], SOON).unwrap();
         remote.map(0, 1 << 20).unwrap().whole().fill(1);
@@ -365,7 +372,7 @@ fn nothing_is_left_after_a_thousand_rounds() {
         assert_eq!(remote.watch().wait(SOON), Some(SegmentEvent::Remote(ConnectionChange::Lost)));
     };
     // The nodes' conversation with each other stays.
-    assert!(beta.connect(ALPHA, 7, LIMIT).is_err());
+    assert!(answered(|| beta.connect(ALPHA, 7, LIMIT)).is_err());
     let now = || ["alpha", "beta"].map(|host| possessions(&rack, host));
     let before = now();
     (1..=1_000).for_each(round);

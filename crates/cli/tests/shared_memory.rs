@@ -11,6 +11,7 @@ use rackbus_attach::{
 };
 use support::PATIENCE;
 use support::machines::{Machine, Machines};
+use support::segments::answered;
 
 const RACK: &str = r#"
 name = "lab"
@@ -69,7 +70,7 @@ fn a_flag_comes_after_its_data_in_both_directions() {
     let home = segment.map(0, SIZE).unwrap();
     store(&home, 16, 77);
     segment.set_available().unwrap();
-    let remote = peer.connect(owner.node(), SEGMENT, 3_000).unwrap();
+    let remote = answered(|| peer.connect(owner.node(), SEGMENT, 3_000)).unwrap();
     assert!(remote.is_far() && remote.writable());
     let there = remote.map(0, SIZE).unwrap();
     assert_eq!(load(&there, 16), 77, "what was there before is there");
@@ -108,7 +109,7 @@ fn two_machines_that_store_into_one_page_lose_nothing() {
     segment.set_available().unwrap();
     let home = segment.map(0, SIZE).unwrap();
     let [at_beta, at_gamma] = [&peer, &third].map(|session| {
-        let remote = session.connect(owner.node(), SEGMENT, 3_000).unwrap();
+        let remote = answered(|| session.connect(owner.node(), SEGMENT, 3_000)).unwrap();
         (remote.map(0, SIZE).unwrap(), remote)
     });
     let all = [&home, &at_beta.0, &at_gamma.0];
@@ -148,19 +149,19 @@ fn what_may_only_be_loaded_is_not_stored_to_and_a_death_is_told() {
         segment
     };
     let (guarded, open) = (offer(90), offer(SEGMENT));
-    let remote = peer.connect(owner.node(), 90, 3_000).unwrap();
+    let remote = answered(|| peer.connect(owner.node(), 90, 3_000)).unwrap();
     assert!(!remote.writable());
     store(&guarded.map(0, SIZE).unwrap(), 0, 5);
     let there = remote.map_as((0, SIZE), None, true).unwrap();
     wait_until("the owner's store", || load(&there, 0) == 5);
-    let other = peer.connect(owner.node(), SEGMENT, 3_000).unwrap();
+    let other = answered(|| peer.connect(owner.node(), SEGMENT, 3_000)).unwrap();
     assert!(peer.connect(owner.node(), 8, 500).is_err(), "there is none");
     peer.probe(owner.node()).unwrap();
     // Removed in order: what was stored last is there.
     store(&open.map(0, SIZE).unwrap(), 64, 6);
     let last = other.map(0, SIZE).unwrap();
     drop(open);
-    let soon = Some(Duration::from_secs(10));
+    let soon = Some(PATIENCE);
     assert_eq!(other.watch().wait(soon), Some(SegmentEvent::Remote(ConnectionChange::Removed)));
     assert_eq!(load(&last, 64), 6);
     alpha.crash();
@@ -181,11 +182,11 @@ fn interrupts_come_after_what_was_stored_before() {
     let home = segment.map(0, SIZE).unwrap();
     let interrupt = owner.create_interrupt(Some(3), false, true).unwrap();
     let data = owner.create_data_interrupt(Some(4)).unwrap();
-    let remote = peer.connect(owner.node(), SEGMENT, 3_000).unwrap();
+    let remote = answered(|| peer.connect(owner.node(), SEGMENT, 3_000)).unwrap();
     let there = remote.map(0, SIZE).unwrap();
-    let trigger = peer.connect_interrupt(owner.node(), 3, 3_000).unwrap();
-    let sender = peer.connect_data_interrupt(owner.node(), 4, 3_000).unwrap();
-    let soon = Some(Duration::from_secs(10));
+    let trigger = answered(|| peer.connect_interrupt(owner.node(), 3, 3_000)).unwrap();
+    let sender = answered(|| peer.connect_data_interrupt(owner.node(), 4, 3_000)).unwrap();
+    let soon = Some(PATIENCE);
     for round in 1..=ROUNDS {
         store(&there, 4096, round);
         trigger.trigger().unwrap();
@@ -244,7 +245,7 @@ fn a_lock_of_another_machine_keeps_others_out_and_shows_what_they_stored() {
     segment.set_available().unwrap();
     let home = segment.map(0, SIZE).unwrap();
     let far = [&peer, &third].map(|session| {
-        let remote = session.connect(owner.node(), SEGMENT, 3_000).unwrap();
+        let remote = answered(|| session.connect(owner.node(), SEGMENT, 3_000)).unwrap();
         (remote.map(0, SIZE).unwrap(), remote)
     });
     let all = [(&owner, &home), (&peer, &far[0].0), (&third, &far[1].0)];
@@ -281,7 +282,7 @@ fn a_lock_is_free_when_its_holder_is_dead_or_cut_off_and_the_next_is_told() {
     segment.set_available().unwrap();
     let home = segment.map(0, SIZE).unwrap();
     let map = |session: &Session| {
-        let remote = session.connect(owner.node(), SEGMENT, 3_000).unwrap();
+        let remote = answered(|| session.connect(owner.node(), SEGMENT, 3_000)).unwrap();
         (remote.map(0, SIZE).unwrap(), remote)
     };
     let (at_beta, at_gamma) = (map(&peer), map(&third));
@@ -303,7 +304,7 @@ fn a_lock_is_free_when_its_holder_is_dead_or_cut_off_and_the_next_is_told() {
     // A process that ends, on the machine that has the memory.
     let dies =
         Session::open(&Location { run_dir: _alpha.run_dir(), host: "alpha".to_owned() }).unwrap();
-    let local = dies.connect(owner.node(), SEGMENT, 3_000).unwrap();
+    let local = answered(|| dies.connect(owner.node(), SEGMENT, 3_000)).unwrap();
     let mutex = dies.mutex(&local.map(0, SIZE).unwrap(), 0).unwrap();
     std::mem::forget(mutex.lock(Some(PATIENCE)).unwrap());
     dies.close();
@@ -369,7 +370,8 @@ fn flushes_of_three_machines_in_a_ring_end() {
         })
         .collect();
     let connect = |from: usize, to: usize| {
-        let remote = sessions[from].connect(sessions[to].node(), SEGMENT, 3_000).unwrap();
+        let remote =
+            answered(|| sessions[from].connect(sessions[to].node(), SEGMENT, 3_000)).unwrap();
         (remote.map(0, SIZE).unwrap(), remote)
     };
     let next: Vec<_> = (0..3).map(|at| connect(at, (at + 1) % 3)).collect();
@@ -402,7 +404,7 @@ fn what_was_flushed_is_at_another_process_of_the_same_machine() {
     let segment = owner.create_segment(&SegmentOptions::shared(SEGMENT, SIZE)).unwrap();
     segment.set_available().unwrap();
     let map = |session: &Session| {
-        let remote = session.connect(owner.node(), SEGMENT, 3_000).unwrap();
+        let remote = answered(|| session.connect(owner.node(), SEGMENT, 3_000)).unwrap();
         (remote.map(0, SIZE).unwrap(), remote)
     };
     let (written, read) = (map(&writer), map(&reader));

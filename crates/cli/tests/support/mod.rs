@@ -9,6 +9,7 @@ pub mod load;
 pub mod machines;
 pub mod programs;
 pub mod relay;
+pub mod segments;
 
 use std::future::Future;
 use std::io::Write;
