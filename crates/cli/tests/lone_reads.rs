@@ -102,7 +102,8 @@ fn starts(rack: &Rack) -> (Vec<Duration>, Vec<Duration>) {
 /// The figures themselves are rows of `make bench`, which asks for twice the pinned time. Here, where what runs is not
 /// optimized, what counts is how many starts are of the other kind: with engine and driver on one processor, and asleep
 /// at each turn, a read takes ten to twenty times as long, and it took that in most starts. What else the machine does
-/// makes single ones slow, pinned or not, and while it is busy many: so there are three rounds, of which one counts.
+/// makes single ones slow, pinned or not, and while it is busy many: so there are five rounds, of which one counts, and a
+/// quarter of the starts may be slow.
 #[test]
 fn lone_reads_are_as_fast_with_nothing_pinned() {
     if std::thread::available_parallelism().is_ok_and(|count| count.get() < 2) {
@@ -111,17 +112,17 @@ fn lone_reads_are_as_fast_with_nothing_pinned() {
     }
     let rack = Rack::up(RACK);
     let mut rounds = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..5 {
         let (free, pinned) = starts(&rack);
         let slow = |reads: &[Duration]| {
-            reads.iter().filter(|read| **read > 4 * pinned[STARTS / 2]).count()
+            reads.iter().filter(|read| **read > 6 * pinned[STARTS / 2]).count()
         };
-        if slow(&free) <= 1 + slow(&pinned) {
+        if slow(&free) <= STARTS / 4 + slow(&pinned) {
             return;
         }
         rounds.push((free, pinned));
     }
-    panic!("lone reads with nothing pinned, and pinned, in three rounds: {rounds:?}");
+    panic!("lone reads with nothing pinned, and pinned, in five rounds: {rounds:?}");
 }
 
 #[test]
