@@ -152,12 +152,24 @@ fn stock_programs_of_different_machines_talk_over_the_link() {
     for stream in answer["end"]["streams"].as_array().unwrap() {
         assert_eq!(stream["udp"]["out_of_order"], 0, "{stream}");
     }
+    // Large segments crossed in one piece: the more a sender has at a time, the larger they are, which is little on a busy
+    // machine.
+    let sent = || {
+        let peer = lab.peer("alpha", "beta");
+        (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap())
+    };
+    let mut before = (0, 0);
+    lab.eventually("segments do not cross in one piece", || {
+        let (frames, bytes) = sent();
+        let is_large = bytes - before.1 > 3000 * (frames - before.0);
+        if !is_large {
+            before = (frames, bytes);
+            lab.iperf3("alpha", &["-n", "40M", "-c", "10.77.0.2"]);
+        }
+        is_large
+    });
     let _ = server.kill();
     let _ = server.wait();
-    // Large segments crossed in one piece.
-    let peer = lab.peer("alpha", "beta");
-    let (frames, bytes) = (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap());
-    assert!(bytes / frames > 3000, "{peer}");
     // Also where none of the nodes is.
     lab.eventually("the control plane's machine does not show the network", || {
         let rows = lab.rack.control.json(&["top"])["network"].clone();

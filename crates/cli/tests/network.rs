@@ -184,10 +184,22 @@ fn streams_over_both_protocols_and_several_queues_arrive_whole() {
             assert_eq!(stream["udp"]["out_of_order"], 0, "{to}: {stream}");
         }
     }
-    // Large segments crossed the fabric in one piece.
-    let peer = lab.peer("alpha", "beta");
-    let (frames, bytes) = (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap());
-    assert!(bytes / frames > 3000, "{peer}");
+    // Large segments crossed the fabric in one piece: the more a sender has at a time, the larger they are, which is little
+    // on a busy machine.
+    let sent = || {
+        let peer = lab.peer("alpha", "beta");
+        (peer["sent"].as_u64().unwrap(), peer["sent_bytes"].as_u64().unwrap())
+    };
+    let mut before = (0, 0);
+    eventually("segments do not cross in one piece", &lab.rack, || {
+        let (frames, bytes) = sent();
+        let is_large = bytes - before.1 > 3000 * (frames - before.0);
+        if !is_large {
+            before = (frames, bytes);
+            lab.iperf3("alpha", &["-n", "40M", "-c", "10.77.0.2"]);
+        }
+        is_large
+    });
 }
 
 /// What is sent is what comes, whoever computes checksums and cuts segments.
@@ -330,11 +342,10 @@ fn a_host_that_is_killed_or_stalls_stops_nobody_and_comes_back_by_itself() {
     // Frames for it fill its ring and are dropped; others are not waited for.
     lab.on("alpha", &["sh", "-c", "ping -q -f -c 2000 -W 1 -s 1400 10.77.0.2 > /dev/null; true"]);
     ping(&lab, "alpha", "10.77.0.3", &[]);
-    assert!(
-        lab.peer("alpha", "beta")["drops"]["full"].as_u64() > Some(0),
-        "{}",
-        lab.peer("alpha", "beta")
-    );
+    // A node tells of its counts now and then.
+    eventually("nothing was dropped", &lab.rack, || {
+        lab.peer("alpha", "beta")["drops"]["full"].as_u64() > Some(0)
+    });
     beta.signal(Signal::CONT);
     let answers = |lab: &Lab, to: &str| {
         lab.try_on("alpha", &["ping", "-c", "1", "-W", "1", to]).status.success()

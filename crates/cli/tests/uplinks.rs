@@ -274,8 +274,13 @@ fn a_vlan_goes_on_outside_with_tags_and_nothing_of_it_elsewhere() {
     let args = ["netns", "exec", &container, "ping", "-q", "-c", "1", "-W", "1", seven];
     let mut ping = Command::new("ip");
     assert!(!ping.args(args).env("PATH", programs::path()).status().unwrap().success());
-    let status = first.rack.json(&["net", "status", "beta"]);
-    assert!(status[0]["ports"][0]["drops"]["spoofed"].as_u64() > Some(0), "{status}");
+    // A node tells of its counts now and then.
+    let begun = Instant::now();
+    let status = || first.rack.json(&["net", "status", "beta"]);
+    while status()[0]["ports"][0]["drops"]["spoofed"].as_u64().is_none_or(|count| count == 0) {
+        assert!(begun.elapsed() < PATIENCE, "{}", status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A pair of interfaces, and a namespace; taken away with this.
