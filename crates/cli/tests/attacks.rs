@@ -186,18 +186,18 @@ fn peers_that_send_slowly_or_nothing_are_disconnected_and_disturb_nobody() {
     // One that sends a byte of its handshake now and then.
     let mut slow = TcpStream::connect(address(&rack)).unwrap();
     slow.set_nodelay(true).unwrap();
-    let begun = Instant::now();
+    let (begun, mut is_cut_off) = (Instant::now(), false);
     for byte in [22u8, 3, 1, 2, 0].into_iter().chain(std::iter::repeat(1)) {
         // Others are answered all the while, by TLS.
         let answer = ask(&mut connect(&rack, &ann), "GET /v1/status", "").unwrap();
         assert!(answer.contains("200"), "{answer}");
-        if slow.write_all(&[byte]).is_err() {
+        is_cut_off |= slow.write_all(&[byte]).is_err();
+        if is_cut_off && attacker.opened() > 300 {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "a peer that sends slowly is waited for without end");
+        assert!(begun.elapsed() < PATIENCE, "cut off: {is_cut_off}, {}", attacker.opened());
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(attacker.opened() > 300, "there was no flood");
     drop(attacker);
     let metrics = String::from_utf8(rack.control.run(&["metrics"]).stdout).unwrap();
     for cause in ["too many not known yet", "silent"] {

@@ -53,7 +53,7 @@ impl Load {
     /// Waits until `more` further rounds are done.
     fn progress(&self, more: u64) {
         let wanted = self.done.load(Ordering::Relaxed) + more;
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.done.load(Ordering::Relaxed) < wanted {
             assert!(!self.thread.is_finished(), "the load ended");
             assert!(Instant::now() < deadline, "the load stalls");

@@ -5,7 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rackbus_driver::DriveError;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
@@ -76,7 +76,7 @@ fn a_drive_of_another_machine_is_borrowed_and_keeps_what_was_written() {
             Err(gone) => break gone,
         }
     };
-    assert!(begun.elapsed() < Duration::from_secs(10), "{gone} after {:?}", begun.elapsed());
+    assert!(!matches!(gone, DriveError::TimedOut(_)), "{gone} after {:?}", begun.elapsed());
     drop(drive);
     // It comes back by its certificate alone, and has the data.
     rack.node(&mut alpha, "alpha", None);

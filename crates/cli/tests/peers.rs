@@ -52,7 +52,7 @@ impl Program {
             let said = rack.json(&["borrow", function, "--for", "beta", "--group", "db"]);
             serde_json::from_value::<Lease>(said).unwrap()
         });
-        let function = User::connect(socket(&leases[1]), Duration::from_secs(5)).unwrap();
+        let function = User::connect(socket(&leases[1]), Duration::from_secs(60)).unwrap();
         let memory = function.map_region(BAR.into(), 0, SIZE).unwrap();
         let register = 0x10 + 4 * u64::from(BAR);
         function.write(region::CONFIG, register, &AT.to_le_bytes()).unwrap();

@@ -21,7 +21,7 @@ const RUN_DIR: &str = "RACKBUS_TEST_STRANGER";
 /// What a request is answered with; nothing where the connection is closed.
 fn ask(path: &Path, request: &str) -> String {
     let Ok(mut stream) = UnixStream::connect(path) else { return String::new() };
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut answer = String::new();
     // One that is not heard has its connection closed, at whatever moment.
     if stream.write_all(request.as_bytes()).is_ok() {
@@ -81,7 +81,7 @@ fn try_all(run: &Path, is_same_user: bool) {
     // As the borrower, with the lease and epoch that it has, and with former ones.
     for epoch in [0, 1, 2] {
         let mut stream = UnixStream::connect(run.join("alpha/link.sock")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut answer = Vec::new();
         // Another user is answered before anything is read, and may find the connection closed already.
         let _ = stream.write_all(&hello(1, epoch));
