@@ -1,9 +1,10 @@
 //! A guest as people have them: Debian with systemd, in a QEMU that somebody starts by hand, reached by SSH.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -20,8 +21,18 @@ const BOOT: Duration = Duration::from_secs(400);
 pub struct SystemGuest {
     name: String,
     qemu: Child,
-    port: u16,
+    /// Where its SSH server is reached.
+    place: SocketAddrV4,
     key: PathBuf,
+}
+
+/// A port of this machine at an address of its own: one that was free is nobody else's before QEMU listens there.
+fn own_place() -> Result<SocketAddrV4> {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, upper, lower] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, 1 + upper % 250, lower, COUNT.fetch_add(1, Ordering::Relaxed));
+    let port = TcpListener::bind((own, 0))?.local_addr()?.port();
+    Ok(SocketAddrV4::new(own, port))
 }
 
 impl SystemGuest {
@@ -38,14 +49,14 @@ impl SystemGuest {
         let files = assets.guest(GuestRelease::Trixie)?;
         let root = assets.cache().join("guests/system/root.ext4");
         let key = rack.run_dir().join(format!("{name}.key"));
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let place = own_place()?;
         let append = format!(
             "console=ttyS0 quiet init=/sbin/init \
              systemd.set_credential_binary=ssh.authorized_keys.root:{}",
             BASE64.encode(new_key(&key)?)
         );
         let drive = format!("file={},if=virtio,format=raw,snapshot=on", root.display());
-        let network = format!("user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22");
+        let network = format!("user,id=net,restrict=on,hostfwd=tcp:{place}-:22");
         let console = format!("file:{}", rack.run_dir().join(format!("{name}.log")).display());
         let qemu = Command::new(assets.qemu()?)
             .args(["-nodefaults", "-display", "none", "-accel", assets.accel()?.name()])
@@ -60,7 +71,7 @@ impl SystemGuest {
             .stdin(Stdio::null())
             .stderr(File::create(rack.run_dir().join(format!("{name}.qemu.log")))?)
             .spawn()?;
-        Ok(SystemGuest { name: name.to_owned(), qemu, port, key })
+        Ok(SystemGuest { name: name.to_owned(), qemu, place, key })
     }
 
     /// The name of the host that it is.
@@ -72,7 +83,7 @@ impl SystemGuest {
     /// Where `ssh` reaches it.
     #[must_use]
     pub fn destination(&self) -> String {
-        format!("ssh://root@127.0.0.1:{}", self.port)
+        format!("ssh://root@{}", self.place)
     }
 
     /// The options that `ssh` needs for it.
