@@ -71,8 +71,7 @@ fn a_devices_counters_are_shown() {
     };
     let begun = std::time::Instant::now();
     let device = loop {
-        let said = rack.good(&["devices", "alpha/nvme0", "--json"]);
-        let device: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let device = rack.json(&["devices", "alpha/nvme0"]);
         if counted(&device) {
             break device;
         }
