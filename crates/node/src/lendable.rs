@@ -185,6 +185,9 @@ pub trait Attached: ServedDevice {
     /// # Errors
     /// Why the medium cannot be obtained.
     fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
+
+    /// Its user has the medium and nothing of the registers, from the beginning or again after a restart in place.
+    fn share_no_bars(&self) {}
 }
 
 /// Makes a function's device model, anew after each failure of it.
@@ -467,5 +470,9 @@ impl Attached for EngineDevice {
         let offered = self.engine().call(|endpoint| endpoint.serve_medium(carried));
         let offered = offered.map_err(|stopped| stopped.to_string())?;
         offered.map_err(|refused| refused.to_string())
+    }
+
+    fn share_no_bars(&self) {
+        EngineDevice::share_no_bars(self);
     }
 }

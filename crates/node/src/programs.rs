@@ -109,7 +109,10 @@ async fn borrow_surely(
             // It was never there: nothing was asked of it.
             Err(ControlClientError::Unreachable { .. }) if is_asked => {}
             Err(error @ ControlClientError::Unreachable { .. }) => return Err(error),
-            Err(ControlClientError::Refused(refused)) if !is_open(&refused.code) => {
+            // Nobody led, so nobody has granted anything.
+            Err(ControlClientError::Refused(refused))
+                if !is_open(&refused.code) || (!is_asked && refused.code == "not_the_leader") =>
+            {
                 return Err(ControlClientError::Refused(refused));
             }
             Ok(lease) => return Ok(lease),

@@ -16,7 +16,8 @@ impl WiredInterrupts {
     /// Has `carry_out` change the wiring, and what is lent with it. Only one thread at a time changes it.
     ///
     /// # Errors
-    /// What is wired cannot be lent, or what `carry_out` says; nothing more or less is lent then.
+    /// What is wired cannot be lent, and nothing is changed then; or what `carry_out` says, which may have wired a part of
+    /// it: all of that stays lent as long as the user is there.
     pub fn change(
         &self,
         lending: &Lending,
@@ -25,9 +26,12 @@ impl WiredInterrupts {
     ) -> Result<(), RequestRefused> {
         // Whoever carries it out may wait for another process: not under the lock.
         let loans = self.lock().prepare(lending, &change).map_err(WiringError::from)?;
-        carry_out(change)?;
-        self.lock().apply(loans);
-        Ok(())
+        let outcome = carry_out(change);
+        match &outcome {
+            Ok(()) => self.lock().apply(loans),
+            Err(_) => self.lock().keep(loans),
+        }
+        outcome
     }
 
     fn lock(&self) -> MutexGuard<'_, InterruptLoans> {

@@ -42,8 +42,13 @@ fn reached(fabric: &FabricHandle) -> usize {
 }
 
 fn wire() -> IrqChange {
+    wire_from(0)
+}
+
+/// A wire for this vector.
+fn wire_from(vector: u32) -> IrqChange {
     let event = Event::new().unwrap();
-    IrqChange::WireVectors(0, vec![Some(event.as_fd().try_clone_to_owned().unwrap())])
+    IrqChange::WireVectors(vector, vec![Some(event.as_fd().try_clone_to_owned().unwrap())])
 }
 
 /// An engine with a user that has mapped a page, and wired a vector.
@@ -143,6 +148,23 @@ fn a_function_that_goes_on_elsewhere_raises_what_it_raised_before() {
     assert_eq!((reached(&ours), reached(&theirs)), (0, 1));
     next.scrub();
     assert_eq!(reached(&theirs), 0);
+}
+
+/// To the fabric, fronts of one function on one host are the same, one after the other.
+#[test]
+fn a_user_that_lost_the_function_takes_no_interrupt_of_the_next_one() {
+    let (fabric, memory) = (fabric(), SharedMemory::create("user", PAGE).unwrap());
+    let (engine, former, _user) = in_use(&fabric, &memory);
+    engine.handle().revoker().revoke();
+    let other = Engine::start("next", Copier::new(), EngineOptions::default()).unwrap();
+    let next = EngineDevice::new(other.handle().clone()).unwrap();
+    let next = next.session_of(lending(&fabric), None).unwrap();
+    former.set_irqs(wire_from(1)).unwrap();
+    next.set_irqs(wire_from(0)).unwrap();
+    next.set_irqs(wire_from(1)).unwrap();
+    former.set_irqs(wire_from(0)).unwrap();
+    drop(former);
+    assert_eq!(reached(&fabric), 2);
 }
 
 /// The other function's memory is its lender's: what becomes of it is no fault of this one's user.

@@ -328,7 +328,10 @@ impl ResumedSession {
             let session = session;
             match placement {
                 Placement::Lender => lent.hold(&*stream, &session, conversation, &passage),
-                Placement::Borrower | Placement::Host => lent.hold_medium(&*stream, &passage),
+                Placement::Borrower | Placement::Host => {
+                    session.share_no_bars();
+                    lent.hold_medium(&*stream, &passage);
+                }
             }
             drop(session);
             drop(end);

@@ -73,6 +73,11 @@ impl InterruptLoans {
         self.held.extend(change.wired);
     }
 
+    /// The wiring was changed in part, if at all: whatever was to be wired may be, and whatever was to go may be there.
+    pub fn keep(&mut self, change: LoanChange) {
+        self.held.extend(change.wired);
+    }
+
     /// As [`prepare`](InterruptLoans::prepare), for the wires of a function that goes on from `state`.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ const BARS: usize = 6;
 #[derive(Debug)]
 pub struct SharedBars {
     lending: Lending,
-    _mappable: Vec<Loan>,
+    mappable: Mutex<Vec<Loan>>,
     /// By BAR: registers that the function looks at, of which the user has asked for the memory.
     registers: Mutex<BTreeMap<u8, Loan>>,
 }
@@ -35,7 +35,13 @@ impl SharedBars {
                 mappable.push(lending.share_bar(bar, *area)?);
             }
         }
-        Ok(SharedBars { lending, _mappable: mappable, registers: Mutex::default() })
+        Ok(SharedBars { lending, mappable: Mutex::new(mappable), registers: Mutex::default() })
+    }
+
+    /// Ends what is shared of them: the user has the function's medium instead.
+    pub fn end(&self) {
+        self.mappable.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// The user is given the registers of a BAR as `length` bytes of memory, for the first time or again.

@@ -395,6 +395,13 @@ impl EngineDevice {
         Ok(session)
     }
 
+    /// Its user has the function's medium, with a front elsewhere, and nothing of its BARs.
+    pub fn share_no_bars(&self) {
+        if let Some(bars) = &self.bars {
+            bars.end();
+        }
+    }
+
     /// The engine behind it.
     pub fn engine(&self) -> &EngineHandle {
         &self.engine
