@@ -11,9 +11,9 @@ pub struct HostReports(BTreeMap<String, [HostStatus; 2]>);
 /// What a host's node said last, and what it said before that.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportPair<'a> {
-    /// The last report.
+    /// What its node reported last.
     pub now: &'a HostStatus,
-    /// The one before.
+    /// What it reported before that; the same where there was one report only.
     pub before: &'a HostStatus,
     /// Seconds between the two; none where there was one report only.
     pub seconds: Option<f64>,
