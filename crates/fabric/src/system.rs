@@ -33,7 +33,7 @@ pub enum Requester {
 pub enum FunctionInterrupt {
     /// A vector of MSI-X or MSI.
     Vector(u16),
-    /// The INTx pin.
+    /// The INTx pin, of which a function has one at most.
     Pin,
 }
 

@@ -13,9 +13,9 @@ const NAMES: [&str; 2] = ["read", "write"];
 /// What an access does with memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AccessKind {
-    /// It loads.
+    /// A load from a BAR that traps, or is asked of another machine.
     Read,
-    /// It stores.
+    /// A store to a BAR that traps, or is sent to another machine.
     Write,
 }
 
