@@ -216,6 +216,7 @@ leave:
 	mutex_lock(&rackbus_lock);
 	rackbus_leave(fn);
 	mutex_unlock(&rackbus_lock);
+	rackbus_let_unload();
 forget:
 	/* The lender keeps its place in the window for who may be using it. */
 	if (fn->ring)

@@ -11,6 +11,7 @@
  */
 #include <linux/io.h>
 #include <linux/io-64-nonatomic-lo-hi.h>
+#include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 
@@ -245,6 +246,7 @@ static void detach(struct rackbus_function *fn)
 	mutex_unlock(&rackbus_lock);
 	complete_all(&fn->away);
 	rackbus_changed();
+	rackbus_let_unload();
 }
 
 static void removal(struct work_struct *work)
@@ -366,6 +368,23 @@ bool rackbus_overlaps(struct rackbus_function *fn)
 	return overlaps;
 }
 
+/*
+ * The module cannot be unloaded while a function is borrowed: its driver would
+ * be unbound under who uses it, and what a file system has in memory only would
+ * be lost.  The caller has the device file open, and so the module.  The end of
+ * the module waits for the works that take functions away.
+ */
+static void rackbus_keep_loaded(void)
+{
+	__module_get(THIS_MODULE);
+}
+
+/* Once for each function that was entered. */
+void rackbus_let_unload(void)
+{
+	module_put(THIS_MODULE);
+}
+
 /* Enters it among the others, from where on it can be lost. */
 int rackbus_enter(struct rackbus_function *fn)
 {
@@ -380,6 +399,7 @@ int rackbus_enter(struct rackbus_function *fn)
 		kref_get(&fn->ref);
 		list_add_tail(&fn->entry, &rackbus_functions);
 		function_count++;
+		rackbus_keep_loaded();
 	}
 	mutex_unlock(&rackbus_lock);
 	return ret;

@@ -153,6 +153,7 @@ void rackbus_function_put(struct rackbus_function *fn);
 bool rackbus_overlaps(struct rackbus_function *fn);
 int rackbus_enter(struct rackbus_function *fn);
 void rackbus_leave(struct rackbus_function *fn);
+void rackbus_let_unload(void);
 struct rackbus_function *rackbus_find(u32 handle);
 struct pci_dev *rackbus_device(struct rackbus_function *fn);
 void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state);

@@ -114,7 +114,7 @@ destroy_workqueues:
 	return ret;
 }
 
-/* No descriptor of the device is open. */
+/* No descriptor is open, and nothing borrowed unless it was forced (rmmod -f). */
 static void __exit rackbus_exit(void)
 {
 	rackbus_device_unregister();

@@ -83,7 +83,7 @@ pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalH
     spec.devices.extend(devices.iter().map(|it| (*it).to_owned()));
     let mut lender = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     let mut spec = bridge.machine(ENDS[1], guest);
-    (spec.files, spec.cable) = (Some(files), Some(far));
+    (spec.files, spec.cable, spec.cpus) = (Some(files), Some(far), 2);
     let mut borrower = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     lender.booted()?;
     borrower.booted()?;
@@ -122,7 +122,9 @@ pub fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result
 /// commands alone, then by leases.
 pub fn borrowed(dir: &Path) -> Result<()> {
     let mut hosts = start(dir, GuestRelease::Bookworm, &DRIVE)?;
-    let outcome = by_hand(&mut hosts).and_then(|()| by_lease(&mut hosts));
+    let outcome = by_hand(&mut hosts)
+        .and_then(|()| maintained(&mut hosts))
+        .and_then(|()| by_lease(&mut hosts));
     explained(&mut hosts, outcome)
 }
 
@@ -176,6 +178,62 @@ fn by_hand(hosts: &mut MetalHosts) -> Result<()> {
         "pkill -TERM -f 'files/rackbus --json metal lend'
         until_ok back",
     )?;
+    Ok(())
+}
+
+/// What a host's administrator does while a drive is borrowed: a processor that its interrupts go to is taken off-line
+/// under load, suspend and unloading the module are refused, and it is loaded anew after the drive's return.
+fn maintained(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, ntb: [near, far], .. } = hosts;
+    let borrow = |lender: &mut BareMetalMachine, epoch: u32| -> Result<String> {
+        let lend = format!("rackbus --json metal lend $0 --ntb {near} --epoch {epoch}");
+        let log = format!("lend{epoch}.log");
+        begin(lender, &log, &format!("sh -c 'exec {lend}' $(at 0x010802)"))?;
+        run(lender, &format!("until_ok grep -q epoch {log}"))?;
+        let offset = run(lender, &format!("value offset {log}"))?;
+        Ok(format!(
+            "rackbus metal borrow alpha/nvme0 --ntb {far} --offset {offset} --epoch {epoch}
+            until_ok test -b /dev/nvme0n1
+            verify
+            "
+        ))
+    };
+    let borrowed = borrow(lender, 8)?;
+    run(
+        borrower,
+        &format!(
+            "{borrowed}
+            load() {{ while [ -e loading ]; do dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct status=none; done; }}
+            echo >loading
+            load & loader=$!
+            echo 0 >/sys/devices/system/cpu/cpu1/online
+            [ $(cat /sys/devices/system/cpu/online) = 0 ]
+            for read in $(seq 20); do dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none; done
+            echo 1 >/sys/devices/system/cpu/cpu1/online
+            rm loading
+            wait $loader
+            verify
+            refused sh -c 'echo freeze >/sys/power/state'
+            dmesg | grep -q 'no suspend while functions are borrowed'
+            verify
+            mount /dev/nvme0n1 /mnt/a
+            dd if=/dev/urandom of=/mnt/a/data bs=64k count=16 status=none
+            sha256sum /mnt/a/data >/tmp/sum
+            refused rmmod rackbus
+            umount /mnt/a
+            verify
+            rackbus metal return 3
+            rmmod rackbus
+            [ ! -e /sys/module/rackbus ]
+            dmesg | {{ ! grep -e BUG: -e WARNING: -e Call.Trace; }}"
+        ),
+    )?;
+    // The adapter's link went down with the module: what was lent through it is taken away.
+    run(lender, "until_ok back")?;
+    borrower.load(&["rackbus silence_ms=5000"])?;
+    let borrowed = borrow(lender, 9)?;
+    run(borrower, &format!("{borrowed} rackbus metal return 1"))?;
+    run(lender, "pkill -TERM -f 'files/rackbus --json metal lend'; until_ok back")?;
     Ok(())
 }
 
