@@ -5,10 +5,14 @@ mod load;
 mod restarts;
 mod whole_rack;
 
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::BackingConfig;
+use rackbus_memory::ticks;
+use rackbus_pci::Operations;
+use rackbus_pci::operations::Tally;
 
 use crate::lent::{self, LenderProcess};
 use crate::machine::{Regime, RestartCommand, processor_time, wait_quiet};
@@ -35,6 +39,22 @@ pub struct Settings {
     pub patience: Duration,
     /// How to start the other processes.
     pub again: RestartCommand,
+}
+
+/// Nanoseconds that it takes to count a command that is alone in its turn, as a drive does it, measured for `time`.
+fn count_for(operations: &Operations, time: Duration) -> f64 {
+    const BATCH: u32 = 1000;
+    let (start, mut commands) = (Instant::now(), 0.0);
+    while start.elapsed() < time {
+        for _ in 0..BATCH {
+            let begun = ticks::now();
+            let mut tally = Tally::default();
+            tally.count(black_box(4096), black_box(true));
+            operations.add(black_box(0), tally, ticks::now().saturating_sub(begun));
+        }
+        commands += f64::from(BATCH);
+    }
+    start.elapsed().as_secs_f64() * 1e9 / commands
 }
 
 struct Bench<'a> {
@@ -83,6 +103,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     let mut bench = Bench { settings, report };
     bench.against_the_bound()?;
     bench.against_local()?;
+    bench.counting()?;
     bench.against_fio()?;
     bench.against_servers()?;
     bench.idle_and_busy()?;
@@ -171,6 +192,26 @@ impl Bench<'_> {
             )?;
         }
         Ok(())
+    }
+
+    /// What metrics cost a command: to count it and its time, which is done whether anybody asks for metrics or not.
+    fn counting(&mut self) -> Result<(), BenchError> {
+        let case = "counting a 4k read qd1 memory";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let time = self.settings.time;
+        let mut local = lent::local_drive(BackingConfig::Memory, DATA)?;
+        fill(&mut local, time)?;
+        let operations = Operations::new(&["read"]);
+        self.pairs(
+            case,
+            "the whole read, not lent",
+            "ns",
+            || Ok(count_for(&operations, time)),
+            || Ok(1e9 / lent::run(&mut local, &READ_1, time)?),
+            |counting, read| counting / read,
+        )
     }
 
     /// A lent file against fio on the same file, whose pages are in the page cache.
