@@ -15,6 +15,7 @@
 //! * [`room`]: what a device could still promise, as a value; [`choice`]: which of several devices is asked first.
 //! * [`arbiter`]: who is served next, with [`drr`] and [`bucket`] as its parts; [`turn`]: what it is given and
 //!   gives out. [`kept`]: how far tenants got what they were promised.
+//! * [`meter`]: limits on the bytes and operations of one user, of a drive that is lent and of functions in the timing model.
 //! * [`sharing`]: that, or nothing of it ([`unshaped`]), as a device is asked for.
 //! * [`simulation`]: tenants and engines in simulated time, for the experiments.
 //!
@@ -28,6 +29,7 @@ pub mod drr;
 pub mod estimate;
 pub mod kept;
 pub mod level;
+pub mod meter;
 pub mod profile;
 pub mod room;
 pub mod sharing;
@@ -42,6 +44,7 @@ pub use choice::{CandidateDevice, CandidateFunction, Outlook, RankedDevice, rank
 pub use estimate::{Estimate, OutputEstimate};
 pub use kept::MinimumRecord;
 pub use level::{LevelError, Rate, RateUnit, ServiceLevel};
+pub use meter::{Metered, OperationMeter};
 pub use profile::{EngineProfile, Point, ProfileError};
 pub use room::{LevelRoom, ResourcesLeft};
 pub use sharing::{EngineSharing, Shaping};

@@ -1,13 +1,12 @@
 //! What a drive's user may do in a second (pure): bytes and operations, each a token bucket.
 //!
-//! A bucket may be overdrawn by what is taken while it has a token, and then nothing is taken until the debt is
-//! paid: so the rates hold over any time, to within the burst and one command. What holds back data holds back
-//! nothing of the administration.
+//! The rates hold over any time, to within the burst and one command ([`OperationMeter`], which the timing model asks, too).
+//! What holds back data holds back nothing of the administration.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_qos::bucket::Bucket;
+use rackbus_qos::{OperationMeter, RateLimit};
 
 use super::identify::MAX_TRANSFER;
 
@@ -21,6 +20,14 @@ pub struct Limits {
     pub bytes: Option<u64>,
     /// Commands of I/O queues each second.
     pub operations: Option<u64>,
+}
+
+impl Limits {
+    /// The buckets of bytes and of operations that keep to them.
+    pub fn buckets(self) -> [Option<RateLimit>; 2] {
+        let limit = |rate: u64| RateLimit { rate, burst: rate / BURST };
+        [self.bytes.map(limit), self.operations.map(limit)]
+    }
 }
 
 /// The least that a limit may be. What a front elsewhere has asked for ends in time then, and nobody takes
@@ -50,8 +57,7 @@ impl LimitDelays {
 /// Counts operations and bytes against [`Limits`], and says when the next may begin.
 #[derive(Debug, Default)]
 pub struct Meter {
-    bytes: Option<Bucket>,
-    operations: Option<Bucket>,
+    limits: OperationMeter,
     delays: LimitDelays,
     /// Work is waiting, and was counted.
     delaying: bool,
@@ -60,23 +66,17 @@ pub struct Meter {
 impl Meter {
     /// With full buckets; what has to wait is counted in `delays`.
     pub fn new(limits: Limits, delays: LimitDelays) -> Meter {
-        let bucket = |rate: u64| Bucket::full(rate, rate / BURST, 0);
-        Meter {
-            bytes: limits.bytes.map(bucket),
-            operations: limits.operations.map(bucket),
-            delays,
-            delaying: false,
-        }
+        let [bytes, operations] = limits.buckets();
+        Meter { limits: OperationMeter::full(bytes, operations), delays, delaying: false }
     }
 
     /// Whether something may be taken now.
     #[inline]
     pub fn is_ready(&mut self, now_ns: u64) -> bool {
-        if self.bytes.is_none() && self.operations.is_none() {
+        if self.limits.is_unlimited() {
             return true;
         }
-        let mut buckets = self.bytes.iter_mut().chain(&mut self.operations);
-        let ready = buckets.all(|bucket| bucket.ready(now_ns));
+        let ready = self.limits.is_ready(now_ns);
         self.delaying &= !ready;
         ready
     }
@@ -85,12 +85,7 @@ impl Meter {
     /// moves no data, and a command must not keep its user out for long.
     #[inline]
     pub fn spend(&mut self, bytes: u64) {
-        if let Some(bucket) = &mut self.bytes {
-            bucket.spend(bytes.min(MAX_TRANSFER));
-        }
-        if let Some(bucket) = &mut self.operations {
-            bucket.spend(1);
-        }
+        self.limits.spend(bytes.min(MAX_TRANSFER), 1);
     }
 
     /// Full buckets again, for another user.
@@ -103,7 +98,7 @@ impl Meter {
         if !std::mem::replace(&mut self.delaying, true) {
             self.delays.0.fetch_add(1, Ordering::Relaxed);
         }
-        self.bytes.iter().chain(&self.operations).map(Bucket::ready_at).max().unwrap_or(0)
+        self.limits.ready_at()
     }
 }
 
