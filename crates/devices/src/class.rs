@@ -1,8 +1,8 @@
 //! Classes of devices, and which there are.
 //!
 //! A class is a folder beside this file and a line in [`CLASSES`]: what the rack file may say of its
-//! devices, how they are described, how their models are made, and the front that runs at a
-//! borrower. Whoever lends, borrows or lists devices asks here and names no class.
+//! devices, how they are described, how their models are made, what the timing model is told of them, and the
+//! front that runs at a borrower. Whoever lends, borrows or lists devices asks here and names no class.
 
 mod levels;
 
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rackbus_fabric::rack::{
-    DeviceCapability, DeviceFacts, DeviceSection, Rack, RackError, format_size,
+    DeviceCapability, DeviceFacts, DeviceSection, FunctionTiming, Rack, RackError, format_size,
 };
 use rackbus_fabric::text::{Parsed, list, wrong};
 use rackbus_memory::InheritedEnd;
@@ -30,8 +30,8 @@ use crate::vfio::{PhysicalClass, PhysicalFunction};
 use crate::{Folders, accel, memory, nic, nvme};
 
 /// All classes: those that a node plays, those that only the timing model knows, functions that other programs
-/// serve, and those of the machine itself. What the model needs to know of a device, the rack file says of it as a part of the fabric,
-/// whatever its class.
+/// serve, and those of the machine itself. What the timing model needs to know of a device, the rack file says of it as a part of the
+/// fabric, whatever its class, and [`DeviceConfig::timing`] of what only its class can read.
 pub const CLASSES: &[&dyn Class] = &[
     &nvme::DriveClass,
     &memory::MemoryClass,
@@ -69,15 +69,6 @@ pub trait Class: Sync {
     /// The version of the state that its devices are saved with; `None` where none is ever run.
     fn state_version(&self) -> Option<u32> {
         None
-    }
-
-    /// Reads how many jobs the device works on at a time with all of its functions, which the timing model takes it to do where
-    /// a workload says nothing; nothing where that is not in the rack file.
-    ///
-    /// # Errors
-    /// As [`read`](Class::read).
-    fn jobs(&self, _section: &DeviceSection<'_>) -> Parsed<Option<u32>> {
-        Ok(None)
     }
 
     /// Reads the virtual functions of a device, in the order of their numbers from 1 on. A device that
@@ -159,6 +150,12 @@ pub trait DeviceConfig: Debug + Send + Sync {
     /// # Errors
     /// When what it is made of cannot be obtained.
     fn model(&self, folders: &Folders) -> std::io::Result<Box<dyn Function>>;
+
+    /// What the timing model is to know of it, made of the same values that its model and its medium keep to. Without limits
+    /// nothing bounds it.
+    fn timing(&self) -> FunctionTiming {
+        FunctionTiming::default()
+    }
 
     /// What a shaper did for its user, by name; all of it only grows.
     fn shaping(&self) -> Vec<(&'static str, u64)> {
@@ -338,6 +335,8 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         places.insert(of(), span);
         let config = class.read(section)?;
         let virtual_functions = class.virtual_functions(section)?;
+        let lent = virtual_functions.iter().chain(&config).map(|config| config.timing());
+        let timing = lent.collect();
         for (number, config) in (1..).zip(&virtual_functions) {
             let name = format!("{function}.vf{number}");
             let config = Some(config.clone());
@@ -349,7 +348,7 @@ pub fn parse_rack(file: &str, text: &str) -> Result<(Rack, Vec<RackDevice>), Rac
         Ok(DeviceFacts {
             virtual_functions: virtual_functions.len() as u16,
             capabilities: class.capabilities(),
-            jobs: class.jobs(section)?,
+            timing,
         })
     })?;
     check_addresses(&rack, &devices, &places).map_err(|problem| problem.locate(file, text))?;

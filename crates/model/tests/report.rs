@@ -1,6 +1,6 @@
 //! The report of a workload is one well-formed page that shows what the results say, whatever names are in it.
 
-use rackbus_fabric::rack::Rack;
+use rackbus_fabric::rack::{FunctionLimit, LimitCounts, Rack};
 use rackbus_model::workload::{self, Results, watch};
 use rackbus_model::{report, timing};
 use roxmltree::{Document, Node};
@@ -59,6 +59,21 @@ fn the_page_shows_what_the_results_say() {
     let (loads, rates) = (numbers(&page, "data-loads"), numbers(&page, "data-rates"));
     assert_eq!((loads.len(), rates.len()), (report::SLICES + 1, report::SLICES + 1));
     assert!(loads.iter().all(|line| line.len() == 2 * results.links.len()));
+}
+
+#[test]
+fn the_page_names_a_limit_of_the_rack_file_that_holds_a_flow_up() {
+    let mut rack = Rack::parse("rack.toml", RACK).unwrap();
+    let mut devices = rack.hosts.iter_mut().flat_map(|host| &mut host.devices);
+    let drive = devices.find(|device| device.name == "nvme0").unwrap();
+    let (counts, rate) = (LimitCounts::Bytes, 100_000_000);
+    drive.timing.limits = vec![FunctionLimit { counts, rate, burst: rate / 20 }];
+    let timing = timing::read_for("rack.toml", RACK, &rack).unwrap();
+    let workload = workload::parse("workload.toml", WORKLOAD).unwrap();
+    let (_, page) = report::simulate(&rack, &timing, &workload, 100_000_000).unwrap();
+    let said = text(named(&document(&page), "bottlenecks"));
+    let expected = "The rate of lender/nvme0 in the rack file is used up: database (100";
+    assert!(said.contains(expected), "{said}");
 }
 
 #[test]

@@ -192,7 +192,7 @@ pub(crate) mod tests {
     pub(crate) fn with_ports(text: &str) -> Stations {
         let capabilities = &[DeviceCapability::Port];
         let facts = DeviceFacts { capabilities, ..DeviceFacts::default() };
-        let rack = Rack::parse_with("rack.toml", text, |_| Ok(facts)).unwrap();
+        let rack = Rack::parse_with("rack.toml", text, |_| Ok(facts.clone())).unwrap();
         Stations::of(&rack, &BTreeMap::new())
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_fabric::rack::{DeviceCapability, DeviceSection};
+use rackbus_fabric::rack::{DeviceCapability, DeviceSection, FunctionTiming};
 use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
@@ -69,12 +69,6 @@ impl Class for AcceleratorClass {
     fn read(&self, _section: &DeviceSection<'_>) -> Parsed<Option<Arc<dyn DeviceConfig>>> {
         // Its functions are lent, not the device.
         Ok(None)
-    }
-
-    /// Its engines; without `workers` there are as many as the lender's machine has processors for them.
-    fn jobs(&self, section: &DeviceSection<'_>) -> Parsed<Option<u32>> {
-        let workers = section.keys(KEYS)?.count("workers", 1, MOST_WORKERS)?;
-        Ok(workers.map(|workers| workers as u32))
     }
 
     fn virtual_functions(&self, section: &DeviceSection<'_>) -> Parsed<Vec<Arc<dyn DeviceConfig>>> {
@@ -204,6 +198,11 @@ impl DeviceConfig for AcceleratorFunction {
         }
     }
 
+    /// Its device's engines, which all functions have in common.
+    fn timing(&self) -> FunctionTiming {
+        FunctionTiming { jobs: Some(self.pool.options().workers), ..FunctionTiming::default() }
+    }
+
     fn shaping(&self) -> Vec<(&'static str, u64)> {
         let Some(usage) = self.pool.usage(self.tenant) else { return Vec::new() };
         let kept = self.pool.kept(self.tenant).unwrap_or_default();
@@ -303,12 +302,13 @@ mod tests {
 
     #[test]
     fn the_model_is_told_of_the_engines_that_the_rack_file_names() {
-        for (keys, jobs) in [("workers = 3\n", Some(3)), ("", None)] {
+        for (keys, jobs) in [("workers = 3\n", 3), ("", 1)] {
             let text = format!(
                 "name = \"lab\"\n[hosts.a.devices.c]\nkind = \"accelerator\"\nfunctions = 2\n{keys}"
             );
             let (rack, _) = parse_rack("rack.toml", &text).unwrap();
-            assert_eq!(rack.functions().map(|(_, it)| it.jobs).collect::<Vec<_>>(), [jobs; 2]);
+            let told: Vec<_> = rack.functions().map(|(_, it)| it.timing.jobs).collect();
+            assert_eq!(told, [Some(jobs); 2]);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a rack file says of devices, and what is so of each class of the registry.
 
+use rackbus_fabric::rack::LimitCounts;
 use rackbus_pci::{Endpoint, FunctionState, RestoreError};
 
 use super::*;
@@ -53,6 +54,39 @@ fn what_only_the_model_knows_is_read_and_not_played() {
     let devices: Vec<_> =
         devices.iter().map(|d| (&*d.function, d.kind, d.config.is_some())).collect();
     assert_eq!(devices, [("a/g", "gpu", false), ("a/n", "nvme", true)]);
+}
+
+/// The model is told what each function's lender keeps to, those that inherit it from their device too.
+#[test]
+fn the_model_is_told_what_bounds_each_function() {
+    let text = "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"nvme\"\nsize = \"1 GiB\"\nrate = \"500 MB/s\"\n\
+                [hosts.a.devices.e]\nkind = \"nvme\"\nsize = \"1 GiB\"\nrate = \"200 MB/s\"\n\
+                [hosts.a.devices.e.functions]\nvf1 = { size = \"4 MiB\" }\n\
+                vf2 = { size = \"4 MiB\", rate = \"1 GB/s\", operations = 20000 }\n\
+                [hosts.a.devices.m]\nkind = \"memory\"\nsize = \"1 GiB\"\n\
+                [hosts.a.devices.n]\nkind = \"nic\"\nfunctions = 2\nrate = \"8 Gbit/s\"\n\
+                [hosts.a.devices.n.function.vf2]\nburst = \"1 MiB\"\n\
+                [hosts.a.devices.o]\nkind = \"nvme\"\nsize = \"1 GiB\"\n";
+    let (rack, _) = parse_rack("rack.toml", text).unwrap();
+    let told = rack.functions().map(|(name, function)| {
+        let limits = function.timing.limits.iter();
+        let limits = limits.map(|limit| (limit.counts, limit.rate, limit.burst));
+        (name.to_string(), limits.collect::<Vec<_>>())
+    });
+    let (bytes, operations) = (LimitCounts::Bytes, LimitCounts::Operations);
+    let (read, written) = (LimitCounts::BytesRead, LimitCounts::BytesWritten);
+    let both = |burst| vec![(read, 1_000_000_000, burst), (written, 1_000_000_000, burst)];
+    // A drive's buckets hold what comes in 50 ms, a network function's what comes in 5 ms, unless it says `burst`.
+    let expected = [
+        ("a/d", vec![(bytes, 500_000_000, 25_000_000)]),
+        ("a/e.vf1", vec![(bytes, 200_000_000, 10_000_000)]),
+        ("a/e.vf2", vec![(bytes, 1_000_000_000, 50_000_000), (operations, 20_000, 1_000)]),
+        ("a/m", vec![]),
+        ("a/n.vf1", both(5_000_000)),
+        ("a/n.vf2", both(1 << 20)),
+        ("a/o", vec![]),
+    ];
+    assert_eq!(told.collect::<Vec<_>>(), expected.map(|(name, limits)| (name.to_owned(), limits)));
 }
 
 /// A new class is added here with what the rack file has to say of it at least.

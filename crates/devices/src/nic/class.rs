@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_fabric::rack::{DeviceCapability, DeviceSection, PortRules};
+use rackbus_fabric::rack::{
+    DeviceCapability, DeviceSection, FunctionLimit, FunctionTiming, LimitCounts, PortRules,
+};
 use rackbus_fabric::text::{Parsed, Section, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_net::{MacAddress, PortOptions};
@@ -265,6 +267,18 @@ impl DeviceConfig for NicFunction {
             detail += &format!(", {learned_addresses} addresses behind it");
         }
         detail
+    }
+
+    /// What it sends is read from its user's memory, what it receives is written there.
+    fn timing(&self) -> FunctionTiming {
+        let limits = self.options.rate.into_iter().flat_map(|(rate, burst)| {
+            [LimitCounts::BytesRead, LimitCounts::BytesWritten].map(|counts| FunctionLimit {
+                counts,
+                rate,
+                burst,
+            })
+        });
+        FunctionTiming { limits: limits.collect(), ..FunctionTiming::default() }
     }
 
     fn port(&self) -> Option<PortOptions> {

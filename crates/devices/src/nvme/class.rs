@@ -6,17 +6,21 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rackbus_fabric::rack::{DeviceCapability, DeviceSection, format_rate, format_size};
+use rackbus_fabric::rack::{
+    DeviceCapability, DeviceSection, FunctionLimit, FunctionTiming, LimitCounts, format_rate,
+    format_size,
+};
 use rackbus_fabric::text::{Parsed, SIZES, Section, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
+use rackbus_qos::RateLimit;
 use rackbus_spec::nvme::CLASS_CODE;
 
 use super::backing::{FilePart, SharedFile};
 use super::buffer;
 use super::config::{BackingConfig, NvmeConfig};
 use super::controller::Nvme;
-use super::identify::{DEVICE_ID, VENDOR_ID};
+use super::identify::{DEVICE_ID, MAX_TRANSFER, VENDOR_ID};
 use super::limits::{LEAST, LimitDelays, Limits};
 use super::medium;
 use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
@@ -310,6 +314,16 @@ impl DeviceConfig for DriveSection {
             text += &format!(", {operations} op/s");
         }
         text
+    }
+
+    fn timing(&self) -> FunctionTiming {
+        let [bytes, operations] = self.limits.buckets();
+        let limit = |counts, limit: Option<RateLimit>| {
+            limit.map(|RateLimit { rate, burst }| FunctionLimit { counts, rate, burst })
+        };
+        let limits = [limit(LimitCounts::Bytes, bytes), limit(LimitCounts::Operations, operations)];
+        let limits = limits.into_iter().flatten().collect();
+        FunctionTiming { jobs: None, limits, longest: Some(MAX_TRANSFER) }
     }
 
     fn shaping(&self) -> Vec<(&'static str, u64)> {

@@ -26,12 +26,47 @@ impl DeviceCapability {
 }
 
 /// What whoever knows the classes says of a device when a rack file is read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// How many virtual functions it has. With any, those are lent, and not the device itself.
     pub virtual_functions: u16,
     /// What can be done with its functions.
     pub capabilities: &'static [DeviceCapability],
-    /// How many jobs all of its functions work on at a time, for the timing model, where its class knows.
+    /// For the timing model, what is known of each virtual function, or of the device where it has none.
+    pub timing: Vec<FunctionTiming>,
+}
+
+/// What a class tells the timing model of a function, as its rack file has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FunctionTiming {
+    /// How many jobs the device works on at a time with all of its functions, where its class knows.
     pub jobs: Option<u32>,
+    /// What the function may do in a second, by which its lender keeps it.
+    pub limits: Vec<FunctionLimit>,
+    /// Bytes that one operation moves at most, where there is such a bound: what is longer counts as several.
+    pub longest: Option<u64>,
+}
+
+/// A bound on what a function does in a second: a token bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FunctionLimit {
+    /// What there is a token for.
+    pub counts: LimitCounts,
+    /// Tokens that come each second.
+    pub rate: u64,
+    /// Tokens that are kept at most, for what comes at once.
+    pub burst: u64,
+}
+
+/// What a limit of a function counts, as the function's DMA sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LimitCounts {
+    /// Bytes that it moves, both ways together.
+    Bytes,
+    /// Bytes that it reads from memory, to send them.
+    BytesRead,
+    /// Bytes that it writes to memory, as it has received them.
+    BytesWritten,
+    /// Operations, whatever they move.
+    Operations,
 }

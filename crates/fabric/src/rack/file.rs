@@ -237,13 +237,16 @@ type AskFacts<'r> = &'r mut dyn FnMut(&DeviceSection<'_>) -> Parsed<Option<Devic
 fn device(host: &str, entry: &Named<'_>, facts: AskFacts<'_>) -> Parsed<Vec<DeclaredFunction>> {
     let section = DeviceSection { function: format!("{host}/{}", entry.name), entry };
     let facts = facts(&section)?;
-    let (capabilities, jobs) = (facts.map(|it| it.capabilities), facts.and_then(|it| it.jobs));
+    let capabilities = facts.as_ref().map(|it| it.capabilities);
+    let DeviceFacts { virtual_functions, timing, .. } = facts.unwrap_or_default();
+    let mut timing = timing.into_iter();
     let (kind, _) = section.kind("write kind = \"…\", the name of a class of devices")?;
-    let function = |vf| {
+    let mut function = |vf| {
         let (name, kind) = (entry.name.to_owned(), kind.to_owned());
-        DeclaredFunction { name, vf, kind, capabilities, jobs }
+        let timing = timing.next().unwrap_or_default();
+        DeclaredFunction { name, vf, kind, capabilities, timing }
     };
-    Ok(match facts.unwrap_or_default().virtual_functions {
+    Ok(match virtual_functions {
         0 => vec![function(None)],
         most => (1..=most).map(|vf| function(Some(vf))).collect(),
     })

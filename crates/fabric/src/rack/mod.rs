@@ -29,7 +29,7 @@ pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
 use crate::text::Parsed;
 pub use crate::values::{format_rate, format_size};
-pub use capability::{DeviceCapability, DeviceFacts};
+pub use capability::{DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, LimitCounts};
 pub use file::DeviceSection;
 
 /// A rack, as its file describes it.
@@ -96,8 +96,8 @@ pub struct DeclaredFunction {
     pub kind: String,
     /// What can be done with it, as its class says; nothing is known where the file was read without the classes.
     pub capabilities: Option<&'static [DeviceCapability]>,
-    /// How many jobs its device works on at a time, with all of its functions, where its class says so.
-    pub jobs: Option<u32>,
+    /// What its class tells the timing model of it; nothing where the file was read without the classes.
+    pub timing: FunctionTiming,
 }
 
 impl DeclaredFunction {

@@ -320,17 +320,21 @@ fn compositions_name_the_functions_that_are_lent() {
         )
     };
     let capabilities = &[DeviceCapability::Blocks];
-    let facts = DeviceFacts { virtual_functions: 2, capabilities, jobs: Some(3) };
-    let with = |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(facts));
+    let timing = [3, 4].map(|jobs| FunctionTiming { jobs: Some(jobs), ..Default::default() });
+    let facts = DeviceFacts { virtual_functions: 2, capabilities, timing: timing.to_vec() };
+    let with =
+        |function: &str| Rack::parse_with("rack.toml", &file(function), |_| Ok(facts.clone()));
     let rack = with("d.vf2").unwrap();
     assert_eq!(rack.compositions[0].functions, ["a/d.vf2"]);
     let can = |rack: &Rack, capability| rack.hosts[0].devices[0].can(capability);
     assert_eq!(can(&rack, DeviceCapability::Blocks), Some(true));
     assert_eq!(can(&rack, DeviceCapability::Engines), Some(false));
-    assert_eq!(rack.hosts[0].devices[1].jobs, Some(3));
+    let timing_of = |rack: &Rack, nth: usize| rack.hosts[0].devices[nth].timing.clone();
+    assert_eq!([0, 1].map(|nth| timing_of(&rack, nth)), timing);
     // Nobody asked the classes.
     let rack = Rack::parse("rack.toml", &file("d.vf2")).unwrap();
-    assert_eq!((can(&rack, DeviceCapability::Blocks), rack.hosts[0].devices[0].jobs), (None, None));
+    assert_eq!(can(&rack, DeviceCapability::Blocks), None);
+    assert_eq!(timing_of(&rack, 0), FunctionTiming::default());
     for wrong in ["d", "d.vf0", "d.vf3", "d.vfx"] {
         let error = with(wrong).unwrap_err().to_string();
         assert!(error.contains(&format!("there is no function `a/{wrong}`")), "{error}");

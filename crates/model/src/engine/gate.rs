@@ -179,6 +179,6 @@ impl World {
     }
 }
 
-fn nanoseconds(time: Time) -> u64 {
+pub(super) fn nanoseconds(time: Time) -> u64 {
     time.ps() / 1000
 }

@@ -7,8 +7,8 @@ use crate::random::Distribution;
 use crate::time::Time;
 
 use super::{
-    Admitted, Arrivals, DistributionId, Event, FlowId, GateId, NONE, ResourceId, RouteId, ScriptId,
-    StreamId, World,
+    Admitted, Arrivals, DistributionId, Event, FlowId, GateId, MeterId, NONE, ResourceId, RouteId,
+    ScriptId, StreamId, World,
 };
 
 /// When a step that moves bytes is over.
@@ -41,6 +41,15 @@ pub enum Step {
     Enter(GateId, Admitted),
     /// What it was let through for is over.
     Leave(GateId),
+    /// Something is taken of limits as soon as they have a token, in the order in which jobs come.
+    Spend {
+        /// The limits of the function that does the job.
+        meter: MeterId,
+        /// Bytes that it moves.
+        bytes: u64,
+        /// How many operations it is.
+        operations: u64,
+    },
     /// Bytes are written, in packets of the requester's MPS at most.
     Write {
         /// The queue pair or core whose requester makes the packets.
@@ -306,6 +315,7 @@ impl World {
                 self.leave(gate, id);
                 true
             }
+            Step::Spend { meter, bytes, operations } => self.spend(meter, id, [bytes, operations]),
             Step::Write { stream, route, address, bytes, until } => {
                 let waits = until != Until::Begun;
                 let job = if waits { id } else { NONE };

@@ -9,6 +9,7 @@
 //! * `passages`: which packet went where when, for a trace.
 //! * `requester`: what makes requests of reads and writes: DMA engines, processors.
 //! * `job`: the scripts that workloads are made of.
+//! * `meter`: what functions may do in a second.
 //! * `arrivals`: when jobs come.
 //! * `shaper`: what a switch sends by tenants.
 //! * `stats`: what is counted.
@@ -23,6 +24,7 @@ mod gate;
 mod iommu;
 mod job;
 mod kinds;
+mod meter;
 mod packet;
 mod part;
 mod passages;
@@ -54,6 +56,7 @@ pub use uses::Used;
 use direction::Direction;
 use gate::DeviceGate;
 use job::{Job, JobResource};
+use meter::DeviceMeter;
 use packet::{PacketHop, PacketRoute, Request, Room, Slab, Tlp};
 use part::Part;
 use requester::{Op, PacketRequester};
@@ -91,6 +94,8 @@ ids! {
     ResourceId;
     /// Where a policy decides whose job is next.
     GateId;
+    /// What bounds what is done in a second.
+    MeterId;
     /// What spans are drawn from.
     DistributionId;
     /// What a job does, step by step.
@@ -138,6 +143,8 @@ enum Event {
     Next(u32),
     /// A gate looks whether somebody may continue.
     Gate(u32),
+    /// Something may be taken of limits again.
+    Meter(u32),
 }
 
 /// Why a simulation cannot continue.
@@ -192,6 +199,7 @@ pub struct World {
     scripts: Vec<Script>,
     resources: Vec<JobResource>,
     gates: Vec<DeviceGate>,
+    meters: Vec<DeviceMeter>,
     flows: Vec<arrivals::JobSource>,
     /// Requesters that may have something to send, after the event at hand.
     pumps: Vec<u32>,
@@ -244,6 +252,7 @@ impl World {
             scripts: Vec::new(),
             resources: Vec::new(),
             gates: Vec::new(),
+            meters: Vec::new(),
             flows: Vec::new(),
             pumps: Vec::new(),
             measured_from: Time::ZERO,
@@ -409,6 +418,7 @@ impl World {
             && self.parts.iter().all(Part::is_whole)
             && self.resources.iter().all(JobResource::is_whole)
             && self.gates.iter().all(DeviceGate::is_whole)
+            && self.meters.iter().all(DeviceMeter::is_whole)
     }
 
     /// Lets everything happen before `until`, or until nothing is left to happen; at most `most`
@@ -456,6 +466,7 @@ impl World {
             Event::Arrival(flow) => self.arrival(flow),
             Event::Next(flow) => self.next_job(flow),
             Event::Gate(gate) => self.gate_timer(gate),
+            Event::Meter(meter) => self.meter_timer(meter),
         }
         while let Some(requester) = self.pumps.pop() {
             self.pump(requester);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{DirectionId, FlowId, PacketClass, PartId, RouteId, Step, StreamId, World};
+use super::{DirectionId, FlowId, MeterId, PacketClass, PartId, RouteId, Step, StreamId, World};
 
 /// Something that makes flows wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +18,8 @@ pub enum Used {
     Resource(u32),
     /// Where jobs wait to be let through.
     Gate(u32),
+    /// Limits that jobs count against.
+    Meter(MeterId),
 }
 
 impl World {
@@ -33,6 +35,9 @@ impl World {
             }
             Step::Enter(gate, _) | Step::Leave(gate) => {
                 found.insert(Used::Gate(gate.0));
+            }
+            Step::Spend { meter, .. } => {
+                found.insert(Used::Meter(meter));
             }
             Step::Write { stream, route, .. } | Step::Read { stream, route, .. } => {
                 self.used_on(stream, route, &mut found);

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use rackbus_qos::Metered;
+
 use super::limit::{Limit, SECOND};
 use crate::engine::{
     Addresses, DirectionId, FlowId, IommuParameters, PacketClass, PartId, RequesterId,
@@ -98,6 +100,13 @@ fn steps(world: &World, of: JobAddresses<'_>, script: &[Step], walked: &mut Vec<
                 let nth = taken.iter().rposition(|(other, _)| *other == resource);
                 let since = nth.map_or(cost.unloaded, |nth| taken.remove(nth).1);
                 cost.uses.push((Limit::Units(resource), cost.unloaded - since));
+            }
+            Step::Spend { meter, bytes, operations } => {
+                for (of, taken) in [(Metered::Bytes, bytes), (Metered::Operations, operations)] {
+                    let rate = world.metered_rate(meter, of);
+                    let time = rate.map(|rate| taken as f64 / rate as f64 * SECOND);
+                    cost.uses.extend(time.map(|time| (Limit::Rate(meter, of), time)));
+                }
             }
             Step::Write { stream, route, bytes, until, .. } => {
                 let course = course(world, of, (stream, route, bytes), walked);

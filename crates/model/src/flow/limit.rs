@@ -1,6 +1,8 @@
 //! What bounds flows in a rack: each thing that only so much fits through, and how much that is.
 
-use crate::engine::{DirectionId, PartId, RequesterId, ResourceId, World};
+use rackbus_qos::Metered;
+
+use crate::engine::{DirectionId, MeterId, PartId, RequesterId, ResourceId, World};
 use crate::wire;
 
 /// Picoseconds of a second.
@@ -29,6 +31,8 @@ pub(super) enum Limit {
     Window(RequesterId),
     /// Picoseconds of the units of what jobs use or hold, of which only so many can at a time.
     Units(ResourceId),
+    /// Picoseconds in which what jobs take of a function's limit comes again.
+    Rate(MeterId, Metered),
 }
 
 impl Limit {
@@ -46,7 +50,7 @@ impl Limit {
             }
             Limit::Tags(id) => f64::from(world.requester(id).0.tags) * SECOND,
             Limit::Engine(id) => world.requester(id).0.engine.unwrap_or(1) as f64,
-            Limit::Gap(_) => SECOND,
+            Limit::Gap(_) | Limit::Rate(..) => SECOND,
             Limit::Window(id) => f64::from(world.requester(id).0.window) * SECOND,
             Limit::Units(id) => f64::from(world.units(id)) * SECOND,
         }
@@ -64,7 +68,8 @@ impl Limit {
             | Limit::Service(_)
             | Limit::Trackers(_)
             | Limit::Walkers(_)
-            | Limit::Peers(_) => false,
+            | Limit::Peers(_)
+            | Limit::Rate(..) => false,
         }
     }
 }

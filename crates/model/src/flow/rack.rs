@@ -9,6 +9,7 @@
 //! * memories and devices as targets, and devices' engines;
 //! * tags of requesters, trackers of roots that split reads, and walkers of IOMMUs: so many at a
 //!   time, each for a round trip of the empty route, or a walk;
+//! * what the rack file lets functions do in a second;
 //! * units that steps use or hold, drives' media and message gaps: so many at a time, each for as
 //!   long as in the empty rack.
 //!
@@ -64,7 +65,7 @@ pub struct FlowShare {
     /// How long a job takes when no other flow is in the rack's way, in nanoseconds.
     pub unloaded_ns: f64,
     /// What keeps it from going faster: a full link by its ends, a memory or device by its name, a
-    /// requester's engine or tags, a root's split reads, a drive's medium, units of steps by their name,
+    /// requester's engine or tags, a root's split reads, a limit of the rack file, a drive's medium, units of steps by their name,
     /// `latency` when what is under way is too little for the route's length, or `demand` when it gets
     /// all it asks for.
     pub bottleneck: String,
@@ -169,7 +170,7 @@ fn mean_rate(trace: &BlockTrace) -> f64 {
 }
 
 /// Why shares, which are those of flows that go on evenly, tell nothing of a flow.
-fn uneven(spec: &FlowSpec, workload: &Workload) -> Option<&'static str> {
+pub(crate) fn uneven(spec: &FlowSpec, workload: &Workload) -> Option<&'static str> {
     let lasts = spec.begin <= workload.warmup && spec.end >= workload.duration;
     if spec.trace.is_some() {
         Some("its jobs are those of a trace; simulate it")
@@ -215,6 +216,7 @@ fn name(run: &Run, limit: Limit) -> String {
             format!("{}: packet rate", run.assembly.name(world.requester(requester).1))
         }
         Limit::Units(unit) => run.unit_name(unit).unwrap_or_else(|| "latency".to_owned()),
+        Limit::Rate(meter, of) => run.limit_name(meter, of),
         Limit::Window(_) => "latency".to_owned(),
     }
 }
@@ -265,6 +267,7 @@ impl Limits {
             Limit::Tags(_) | Limit::Window(_) => Some(Stands::Own),
             Limit::Trackers(_) | Limit::Walkers(_) => Some(Stands::Shared),
             Limit::Units(_) => Some(Stands::Units),
+            Limit::Rate(..) => Some(Stands::Rate),
             _ => None,
         });
         let (jobs, stands): (Vec<_>, Vec<_>) = (jobs.collect(), stands.collect());

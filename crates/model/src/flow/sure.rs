@@ -24,6 +24,8 @@ pub(super) enum Stands {
     Shared,
     /// Units that jobs use.
     Units,
+    /// What a function may do in a second.
+    Rate,
 }
 
 /// How a flow's jobs come, and what they do.
@@ -47,8 +49,9 @@ pub(super) fn doubts(
     let groups = groups(flows, shares.utilization.len());
     let mut users = vec![0_usize; shares.utilization.len()];
     flows.iter().flat_map(Flow::loads).for_each(|(link, _)| users[link] += 1);
-    // As a flow's demand does, units of its own keep it from more, and nobody else.
-    let alone = |link: usize| stands[link] == Some(Stands::Units) && users[link] == 1;
+    // As a flow's demand does, units and limits of its own keep it from more, and nobody else.
+    let bounds_one = |stands: Option<Stands>| matches!(stands, Some(Stands::Units | Stands::Rate));
+    let alone = |link: usize| bounds_one(stands[link]) && users[link] == 1;
     let bound = |nth: usize| match shares.flows[nth].bottleneck {
         Bottleneck::Demand => false,
         Bottleneck::Link(link) => !alone(link),
@@ -66,7 +69,7 @@ pub(super) fn doubts(
             let most = |found: &mut f64| *found = found.max(shares.utilization[link]);
             most(&mut busiest[group]);
             match stands[link] {
-                None => {}
+                None | Some(Stands::Rate) => {}
                 Some(Stands::Own) => most(&mut own[group]),
                 Some(Stands::Shared) => most(&mut taken[group]),
                 Some(Stands::Units) => most(&mut crowded[nth]),

@@ -106,6 +106,9 @@ fn held_up(bottleneck: &str, flows: &[&FlowResult]) -> String {
              would help."
         ),
         "medium" => format!("The medium of {part} is busy all the time: {names} {waits} for it."),
+        what if let Some(limit) = what.strip_suffix(" in the rack file") => {
+            format!("The {limit} of {part} in the rack file is used up: {names} {waits} for it.")
+        }
         what if what.ends_with(" credits") => {
             format!("From {part}, packets wait for {what} most of the time: {names} {waits} there.")
         }

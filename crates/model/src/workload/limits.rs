@@ -54,7 +54,11 @@ impl Run {
         if let Some(rate) = self.held_by_rate(spec, &directions, AWAITED) {
             return rate;
         }
-        let full = self.full(spec, routes, &directions);
+        let limits = queues.first().map(|queue| self.limits_of(*queue)).unwrap_or_default();
+        if let Some((name, ..)) = limits.iter().find(|(.., held)| *held >= AWAITED) {
+            return name.clone();
+        }
+        let full = self.full(spec, routes, &directions, limits);
         full.or_else(|| self.awaited(spec, routes, &packets))
             .unwrap_or_else(|| "latency".to_owned())
     }
@@ -84,6 +88,7 @@ impl Run {
         spec: &FlowSpec,
         routes: &[RouteId],
         directions: &[DirectionId],
+        limits: Vec<(String, f64, f64)>,
     ) -> Option<String> {
         let world = &self.assembly.world;
         let used = directions.iter().map(|id| (world.utilization(*id), self.link(*id)));
@@ -108,6 +113,7 @@ impl Run {
             let share = medium.map_or(0.0, |medium| world.taken_share(*medium));
             found.push((share, self.medium_name(device)));
         }
+        found.extend(limits.into_iter().map(|(name, used, _)| (used, name)));
         let full = found.into_iter().filter(|(share, _)| *share >= FULL);
         // Of equals the first.
         let most = full.reduce(|one, other| if other.0 > one.0 { other } else { one });

@@ -37,6 +37,8 @@ mod doubts;
 mod file;
 mod follow;
 mod limits;
+mod media;
+mod meters;
 pub mod pictures;
 mod results;
 mod scripts;

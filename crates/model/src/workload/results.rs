@@ -65,7 +65,7 @@ pub struct FlowResult {
     /// How long jobs took, in nanoseconds.
     pub latency_ns: Latency,
     /// What keeps it from going faster, by its name: the wire of a link, a memory, a device's engine, packet
-    /// rate, medium or tags, a root's split reads, peer writes or page walkers, the credits of a class on a
+    /// rate, medium or tags, a limit of the rack file, a root's split reads, peer writes or page walkers, the credits of a class on a
     /// link; `latency` when what is under way is too little for the route's length, or `demand` when it gets
     /// all it asks for.
     pub bottleneck: String,

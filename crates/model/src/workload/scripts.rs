@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rackbus_fabric::rack::{DeviceCapability, FunctionName, Rack};
+use rackbus_fabric::rack::Rack;
 use rackbus_fabric::text::Problem;
 use rackbus_qos::MessageRoundRobin;
 
 use super::doubts::{doubt, over};
+use super::meters::FunctionMeters;
 use super::results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, tenants};
 use super::shaping::ShapedDevice;
 use super::untried::Untried;
 use super::writer::{Writer, misfit};
-use super::{FlowKind, FlowSpec, Workload};
+use super::{FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
     Addresses, Arrivals, Batches, Bursts, Decides, DirectionId, DistributionId, FlowId, GateId,
@@ -20,9 +21,6 @@ use crate::engine::{
 use crate::random::Distribution;
 use crate::time::Time;
 use crate::timing::Timing;
-
-/// Jobs that a drive works on at a time where nothing else is said.
-const DRIVE_JOBS: u32 = 64;
 
 /// Each queue has addresses of its own, so far from the next queue's.
 const APART: u64 = 1 << 36;
@@ -52,13 +50,13 @@ pub struct Run {
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
     /// By name: units that steps use.
-    units: BTreeMap<String, ResourceId>,
+    pub(super) units: BTreeMap<String, ResourceId>,
     /// By name: gates that steps go through.
     gates: BTreeMap<String, GateId>,
-    /// By function whose class says how many jobs its device works on at a time: the device, and how many that are.
-    jobs: BTreeMap<String, (String, u32)>,
-    /// By device that takes no NVMe commands: the word of what it is.
-    no_drives: BTreeMap<String, String>,
+    /// By function whose jobs a medium works on: the function, or its device where all functions of that have one medium.
+    pub(super) devices: BTreeMap<String, String>,
+    /// By function that the rack file bounds: what counts what it does.
+    pub(super) meters: BTreeMap<End, FunctionMeters>,
     /// By name: the number of a tenant, from 1 on in the order of names.
     pub(super) tenants: BTreeMap<String, u32>,
     /// By flow of the workload: how many queues those before it have.
@@ -154,23 +152,14 @@ impl Run {
             media: BTreeMap::new(),
             units: BTreeMap::new(),
             gates: BTreeMap::new(),
-            jobs: rack
-                .functions()
-                .filter_map(|(name, declared)| {
-                    let device = FunctionName { vf: None, ..name.clone() };
-                    Some((name.to_string(), (device.to_string(), declared.jobs?)))
-                })
-                .collect(),
-            no_drives: rack
-                .functions()
-                .filter(|(_, device)| device.can(DeviceCapability::Blocks) == Some(false))
-                .map(|(name, device)| (name.to_string(), device.kind.clone()))
-                .collect(),
+            devices: BTreeMap::new(),
+            meters: BTreeMap::new(),
             tenants: tenants.into_iter().map(str::to_owned).zip(1..).collect(),
             queues_before: queues_before.collect(),
             shaped: BTreeMap::new(),
         };
-        run.add_media()?;
+        run.add_media(rack)?;
+        run.add_meters(rack);
         run.add_shaping()?;
         for nth in numbers {
             let (queues, routes) = run.add(*nth as u64, &workload.flows[*nth])?;
@@ -214,35 +203,6 @@ impl Run {
             .collect()
     }
 
-    /// What devices work on at a time: as many jobs as the flow says that says most, or, where one says nothing, the device's
-    /// class. Functions of a device whose class says that have its units in common.
-    fn add_media(&mut self) -> Result<(), Failed> {
-        let mut devices: BTreeMap<&str, End> = BTreeMap::new();
-        let mut most: BTreeMap<End, (u32, BTreeSet<End>)> = BTreeMap::new();
-        for spec in &self.workload.flows {
-            let FlowKind::Ring { device, units, drive, .. } = &spec.kind else { continue };
-            if let Some(word) = self.no_drives.get(device).filter(|_| *drive) {
-                let what = format!("`{device}` is a {word}");
-                let span = spec.places.ends.get(1).cloned().unwrap_or(0..0);
-                let allowed = "flows of kind nvme-read and nvme-write are for NVMe drives".into();
-                return Err(Failed::Wrong(Problem { span, what, allowed }));
-            }
-            let Ok(end) = self.assembly.end(device) else { continue };
-            let of_class = self.jobs.get(device);
-            let units = units.or(of_class.map(|(_, jobs)| *jobs));
-            let units = units.unwrap_or(if *drive { DRIVE_JOBS } else { 1 });
-            let name = of_class.map_or(device.as_str(), |(device, _)| device);
-            let of_device = most.entry(*devices.entry(name).or_insert(end)).or_default();
-            of_device.0 = of_device.0.max(units);
-            of_device.1.insert(end);
-        }
-        for (units, ends) in most.into_values() {
-            let medium = self.assembly.world.add_resource(units);
-            self.media.extend(ends.into_iter().map(|end| (end, medium)));
-        }
-        Ok(())
-    }
-
     /// The units of that name.
     pub(super) fn unit(&mut self, name: &str) -> ResourceId {
         if let Some(unit) = self.units.get(name) {
@@ -252,20 +212,6 @@ impl Run {
         let unit = self.assembly.world.add_resource(count);
         self.units.insert(name.to_owned(), unit);
         unit
-    }
-
-    /// What is known of a unit's name: that of steps, or of the device whose medium it is.
-    pub(crate) fn unit_name(&self, unit: ResourceId) -> Option<String> {
-        let medium = self.media.iter().find(|(_, medium)| **medium == unit);
-        let medium = medium.map(|(end, _)| self.medium_name(&self.assembly.end_name(*end)));
-        let named = self.units.iter().find(|(_, other)| **other == unit);
-        medium.or_else(|| named.map(|(name, _)| name.clone()))
-    }
-
-    /// What the medium of a function is called: by its device where all functions of that have it in common.
-    pub(super) fn medium_name(&self, function: &str) -> String {
-        let device = self.jobs.get(function).map_or(function, |(device, _)| device);
-        format!("{device}: medium")
     }
 
     /// The gate of that name; one that nothing was said of takes turns among queues, a message at a time.

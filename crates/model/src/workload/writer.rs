@@ -64,6 +64,11 @@ impl Writer<'_> {
         self.script.push(Step::Write { stream: source.stream, route, address: 0, bytes, until });
     }
 
+    /// What an end reads and writes by its DMA counts against the limits that the rack file has for it.
+    fn spend(&mut self, nth: usize, moved: [u64; 2]) {
+        self.script.extend(self.run.metered(self.ends[nth], moved));
+    }
+
     fn read(&mut self, source: Source, route: RouteId, bytes: u64) {
         self.script.push(Step::Read { stream: source.stream, route, address: 0, bytes });
     }
@@ -147,6 +152,7 @@ impl Writer<'_> {
         match &spec.kind {
             FlowKind::Write { .. } => {
                 let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
+                self.spend(0, [0, size]);
                 self.issue(0);
                 let (stream, until) = (source.stream, Until::Landed);
                 self.message(size, |address, bytes| Step::Write {
@@ -159,6 +165,7 @@ impl Writer<'_> {
             }
             FlowKind::Read { .. } => {
                 let (source, route) = (self.source_towards(0, 1)?, self.route(0, 1)?);
+                self.spend(0, [size, 0]);
                 self.issue(0);
                 let stream = source.stream;
                 self.message(size, |address, bytes| Step::Read { stream, route, address, bytes });
@@ -170,6 +177,7 @@ impl Writer<'_> {
             FlowKind::Copy { .. } => {
                 let source = self.source(0)?;
                 let (from, to) = (self.route(0, 1)?, self.route(0, 2)?);
+                self.spend(0, [size; 2]);
                 let (stream, until) = (source.stream, Until::Landed);
                 self.message(size, |at, bytes| Step::Copy {
                     stream,
@@ -184,10 +192,12 @@ impl Writer<'_> {
             FlowKind::Request { request, service, .. } => {
                 let (one, other) = (self.source(0)?, self.source(1)?);
                 let (there, back) = (self.route(0, 1)?, self.route(1, 0)?);
+                self.spend(0, [0, *request]);
                 self.issue(0);
                 self.write(one, there, *request, Until::Landed);
                 self.seen(1);
                 self.serve(None, service);
+                self.spend(1, [0, size]);
                 self.issue(1);
                 self.write(other, back, size, Until::Landed);
                 self.seen(0);
@@ -291,17 +301,20 @@ impl Writer<'_> {
                 return Err(Failed::Wrong(Problem { span, what, allowed }));
             }
             let source = self.channel(nth, "")?;
-            hops.push((source.stream, self.route(nth, (nth + 1) % count)?));
+            let limits = self.run.metered(self.ends[nth], [0, bytes]);
+            hops.push((source.stream, self.route(nth, (nth + 1) % count)?, limits));
         }
         let until = Until::Landed;
         let chunk = |first: usize| {
             let mut script = Script::new();
             for hop in 0..2 * (count - 1) {
-                let (stream, route) = hops[(first + hop) % count];
+                let (stream, route, limits) = &hops[(first + hop) % count];
+                let (stream, route) = (*stream, *route);
                 let address = bytes * first as u64;
                 if step > Time::ZERO {
                     script.push(Step::Wait(step));
                 }
+                script.extend(limits);
                 script.push(Step::Write { stream, route, address, bytes, until });
                 if adding > 0 && hop < count - 1 {
                     script.push(Step::Wait(Time::from_ps(adding)));
@@ -317,6 +330,14 @@ impl Writer<'_> {
         let Move { how, at, bytes, channel, until, .. } = moved;
         let (source, until, bytes, at) = (self.channel(first, channel)?, *until, *bytes, *at);
         let (stream, route) = (source.stream, self.route(first, first + 1)?);
+        self.spend(
+            first,
+            match how {
+                MoveKind::Write | MoveKind::Store => [0, bytes],
+                MoveKind::Read | MoveKind::Load => [bytes, 0],
+                MoveKind::Copy => [bytes; 2],
+            },
+        );
         match how {
             MoveKind::Write => {
                 self.script.push(Step::Write { stream, route, address: at, bytes, until })
@@ -417,6 +438,7 @@ impl Writer<'_> {
             queues = self.route_to(1, lender)?;
         }
         self.write(driver, there, SIGNAL, Until::Landed);
+        self.spend(1, [input, output]);
         let from = self.script.len();
         self.read(device, queues, *descriptor);
         if input > 0 {

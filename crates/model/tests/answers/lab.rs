@@ -1,6 +1,6 @@
 //! Racks and workloads as text, and what comes of them.
 
-use rackbus_fabric::rack::{DeviceCapability, DeviceFacts, Rack};
+use rackbus_fabric::rack::{DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, Rack};
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::timing;
 use rackbus_model::workload::{self, FlowResult, Results};
@@ -12,21 +12,54 @@ pub fn run(rack: &str, workload: &str) -> Results {
 
 /// The same, or what is said against it.
 pub fn tried(rack: &str, workload: &str) -> Result<Results, String> {
+    run_in(rack, &parsed(rack)?, workload)
+}
+
+/// The same in a rack whose functions are limited, and move 64 KiB by one operation at most.
+pub fn limited(rack: &str, limits: &[(&str, &[FunctionLimit])], workload: &str) -> Results {
+    run_in(rack, &limited_rack(rack, limits), workload).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A rack whose functions are limited so.
+pub fn limited_rack(rack: &str, limits: &[(&str, &[FunctionLimit])]) -> Rack {
+    let mut parsed = parsed(rack).unwrap();
+    for (name, limits) in limits {
+        let devices = parsed.hosts.iter_mut().flat_map(|host| {
+            let host_name = host.name.clone();
+            host.devices.iter_mut().map(move |device| (host_name.clone(), device))
+        });
+        let mut named =
+            devices.filter(|(host, device)| format!("{host}/{}", device.function()) == **name);
+        let timing = &mut named.next().unwrap().1.timing;
+        *timing = FunctionTiming { limits: limits.to_vec(), longest: Some(64 << 10), jobs: None };
+    }
+    parsed
+}
+
+fn run_in(text: &str, rack: &Rack, workload: &str) -> Result<Results, String> {
+    let timing = timing::read_for("rack.toml", text, rack).map_err(|error| error.to_string())?;
+    let flows = workload::parse("workload.toml", workload).map_err(|error| error.to_string())?;
+    workload::run(rack, &timing, &flows, 400_000_000).map_err(|error| error.to_string())
+}
+
+fn parsed(rack: &str) -> Result<Rack, String> {
     let parsed = Rack::parse_with("rack.toml", rack, |section| {
         Ok(match section.kind("a class")?.0 {
             "nvme" => {
                 DeviceFacts { capabilities: &[DeviceCapability::Blocks], ..DeviceFacts::default() }
             }
             "coprocessor" => {
-                DeviceFacts { virtual_functions: 2, jobs: Some(4), ..DeviceFacts::default() }
+                let timing = FunctionTiming { jobs: Some(4), ..FunctionTiming::default() };
+                DeviceFacts {
+                    virtual_functions: 2,
+                    timing: vec![timing; 2],
+                    ..DeviceFacts::default()
+                }
             }
             _ => DeviceFacts::default(),
         })
     });
-    let parsed = parsed.map_err(|error| error.to_string())?;
-    let timing = timing::read_for("rack.toml", rack, &parsed).map_err(|error| error.to_string())?;
-    let flows = workload::parse("workload.toml", workload).map_err(|error| error.to_string())?;
-    workload::run(&parsed, &timing, &flows, 400_000_000).map_err(|error| error.to_string())
+    parsed.map_err(|error| error.to_string())
 }
 
 /// What the flow level says of it.

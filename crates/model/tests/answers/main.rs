@@ -15,6 +15,7 @@ mod names;
 mod parts;
 mod pictures;
 mod played;
+mod rates;
 mod refused;
 mod shaping;
 mod untried;

@@ -2,6 +2,7 @@
 //! random racks.
 
 mod caches;
+mod rates;
 mod units;
 
 use std::collections::BTreeSet;
