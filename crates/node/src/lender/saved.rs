@@ -86,8 +86,10 @@ impl LentFunctions {
             let state = lent.lock();
             let Some(InUse { stream, session, .. }) = &state.session else { continue };
             let function = || format!("{}/{name}", self.host);
+            let holder = self.fence.lock().admitted(name).cloned();
+            let in_window = holder.is_some_and(|holder| holder.placement == Placement::Host);
             match session {
-                None if stream.socket().is_none() => {
+                None if in_window || stream.socket().is_none() => {
                     return Err(HandOverError::Window { function: function() });
                 }
                 // The session's own hold is longer, so that the borrower's ends first.

@@ -1,5 +1,6 @@
 //! What becomes of functions that another process had and this one cannot go on with.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
 use rackbus_control::api::DeviceReport;
@@ -71,10 +72,15 @@ fn lender() -> LentFunctions {
 
 /// A lender of d0, which beta has by its first lease with a level, and is attached to.
 fn lent_to_beta(level: Option<&str>) -> LentFunctions {
+    lent_in(Placement::Lender, level)
+}
+
+/// The same, with the front at this place.
+fn lent_in(placement: Placement, level: Option<&str>) -> LentFunctions {
     let lender = lender();
     lender.add("d0", Arc::new(Stopped::default())).unwrap();
     let (device, borrower) = ("d0".to_owned(), "beta".to_owned());
-    let (lease, epoch, placement) = (1, 1, Placement::Lender);
+    let (lease, epoch) = (1, 1);
     let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
     let asked = level.map(str::to_owned);
     let arm =
@@ -163,6 +169,21 @@ fn a_function_whose_state_is_refused_keeps_the_level_that_is_written_in_it() {
     let after = successor(&before, &devices, serde_json::from_str(text).unwrap());
     assert_eq!(function.levels(), [(Some("10".to_owned()), LentTo::Borrower)]);
     assert_eq!(after.find("d0").unwrap().promised().as_deref(), Some("10"));
+}
+
+/// Before anything pauses. On one machine its conversation has a socket, as those that are passed on have.
+#[test]
+fn a_function_in_another_hosts_pci_tree_keeps_its_lender_from_being_restarted() {
+    let refused = |placement| {
+        let lender = lent_in(placement, None);
+        let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+        let lent = lender.find("d0").unwrap();
+        lent.lock().session = Some(InUse { stream, session: None, at: None });
+        lender.can_be_saved().err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(Placement::Lender), None);
+    let said = "alpha/d0 is in another host's own PCI tree, and would be lost there";
+    assert_eq!(refused(Placement::Host).as_deref(), Some(said));
 }
 
 /// As a rack file that was edited has it done: it is withdrawn as it was, and offered as it is now.
