@@ -7,6 +7,7 @@
 //! * [`bars`]: what the user has of a function's BARs as memory, as loans.
 //! * [`requests`]: what a device asks of its user: DMA by messages.
 //! * [`session`]: a conversation as a value, for another process to go on with.
+//! * [`passthrough`]: the same of a function that no engine here runs.
 //! * [`shown`]: the kind of interrupts that a function is shown with.
 //! * [`client`]: the other side, used by borrowers, drivers and tests.
 
@@ -14,6 +15,7 @@ pub mod bars;
 pub mod client;
 pub mod device;
 pub mod local;
+pub mod passthrough;
 pub mod requests;
 pub mod server;
 pub mod session;
@@ -28,6 +30,7 @@ pub use device::{
 };
 pub use local::{LocalFunction, serve_function};
 
+pub use passthrough::{PassthroughSession, UserMapping, UserResources};
 pub use requests::{RequestError, Requests};
 pub use server::serve;
 pub use session::{

@@ -128,7 +128,9 @@ impl Endpoint {
             *slot.ok_or_else(|| RestoreError::Invalid(format!("MSI-X table byte {at}")))? = *byte;
         }
         // While the mode is that of an endpoint as new and no level is high, nothing is signalled.
-        let loans = self.interrupt_loans.prepare_restored(&self.lending, &state.interrupts);
+        let vectors = state.interrupts.wires.iter().map(|(vector, _)| *vector);
+        let pin = state.interrupts.intx.is_some();
+        let loans = self.interrupt_loans.prepare_wired(&self.lending, vectors, pin);
         let loans = loans.map_err(WiringError::from)?;
         self.irq.restore(&state.interrupts, &mut descriptors)?;
         self.hold_interrupts(loans);

@@ -6,7 +6,6 @@ use std::collections::btree_map::Entry;
 use rackbus_fabric::{FunctionInterrupt, Lending, Loan, LoanEnd, LoanError};
 
 use crate::endpoint::IrqChange;
-use crate::state::InterruptState;
 
 /// The interrupts that a function may raise now.
 #[derive(Debug, Default)]
@@ -78,18 +77,19 @@ impl InterruptLoans {
         self.held.extend(change.wired);
     }
 
-    /// As [`prepare`](InterruptLoans::prepare), for the wires of a function that goes on from `state`.
+    /// As [`prepare`](InterruptLoans::prepare), for the vectors, and the pin, that are wired of a function that goes on.
     ///
     /// # Errors
     /// [`LoanError`].
-    pub(crate) fn prepare_restored(
+    pub fn prepare_wired(
         &self,
         lending: &Lending,
-        state: &InterruptState,
+        vectors: impl Iterator<Item = u32>,
+        pin: bool,
     ) -> Result<LoanChange, LoanError> {
-        let vectors = state.wires.iter().filter_map(|(vector, _)| u16::try_from(*vector).ok());
+        let vectors = vectors.filter_map(|vector| u16::try_from(vector).ok());
         let mut wired: Vec<_> = vectors.map(FunctionInterrupt::Vector).collect();
-        wired.extend(state.intx.map(|_| FunctionInterrupt::Pin));
+        wired.extend(pin.then_some(FunctionInterrupt::Pin));
         let unwired = Unwired::These(Vec::new());
         Ok(LoanChange { wired: self.lend(lending, wired)?, unwired })
     }

@@ -161,6 +161,15 @@ pub struct SavedSession {
 }
 
 impl SessionState {
+    /// Of a `conversation` that rests, and its function.
+    pub(super) fn new(conversation: RestingConversation, function: FunctionState) -> SessionState {
+        SessionState { version: VERSION, conversation, function }
+    }
+
+    pub(super) fn into_parts(self) -> (RestingConversation, FunctionState) {
+        (self.conversation, self.function)
+    }
+
     /// Serialises the state for the process that continues.
     ///
     /// # Errors
@@ -188,7 +197,7 @@ impl EngineDevice {
     /// [`SaveError`]; the conversation can go on here then, unless the engine has stopped.
     pub fn save(&self, conversation: RestingConversation) -> Result<SavedSession, SaveError> {
         let saved = self.engine().call(crate::Endpoint::save)??;
-        let state = SessionState { version: VERSION, conversation, function: saved.state };
+        let state = SessionState::new(conversation, saved.state);
         Ok(SavedSession { state, descriptors: saved.descriptors, medium: saved.medium })
     }
 
