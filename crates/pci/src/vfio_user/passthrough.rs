@@ -18,7 +18,7 @@ use crate::state::{
 /// A range of the addresses of a function's user.
 #[derive(Debug, Clone)]
 pub struct UserMapping {
-    /// The first address.
+    /// First address of the range, as the function sees it.
     pub iova: u64,
     /// Length of the range in bytes.
     pub length: u64,
