@@ -7,7 +7,8 @@
 
 use rackbus_fabric::{BarPlace, Domain, LentMemory, Loan};
 use rackbus_memory::{Access, Lending, MapError, MemoryHandle, UnmapError};
-use rackbus_pci::vfio_user::RequestRefused;
+use rackbus_pci::vfio_user::{RequestRefused, UserMapping};
+use rustix::io::Errno;
 
 /// What maps memory for the function.
 pub(crate) trait MapsMemory {
@@ -41,6 +42,39 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
+    /// Lends anew what the function was given in another process, and reaches already. It has nothing of this one's.
+    ///
+    /// # Errors
+    /// Not all of it is lent here. What is, stays so: it is not to be ended before the function is made to release it.
+    pub fn resume(
+        &mut self,
+        lending: &Lending,
+        own: Vec<UserMapping>,
+        windows: Vec<(UserMapping, BarPlace)>,
+    ) -> Result<(), RequestRefused> {
+        for UserMapping { iova, length, access, memory } in own {
+            self.map((lending, &ReachedAlready), (iova, length), access, memory)?;
+        }
+        for (UserMapping { iova, length, access, memory }, place) in windows {
+            let memory =
+                memory.ok_or_else(|| RequestRefused::new(Errno::INVAL, "an empty window"))?;
+            let by = (lending, &ReachedAlready);
+            self.open_window(by, (iova, length), access, place, memory)?;
+        }
+        Ok(())
+    }
+
+    /// What the user mapped, and the windows.
+    pub fn given(&self) -> (Vec<UserMapping>, Vec<(UserMapping, BarPlace)>) {
+        let mapping = |loan: &Mapped| {
+            let (iova, length) = loan.range();
+            UserMapping { iova, length, access: loan.access(), memory: loan.memory().clone() }
+        };
+        let own = self.own.iter().map(|it| mapping(&it.target));
+        let windows = self.windows.iter().map(|it| (mapping(&it.target.0), it.target.1.clone()));
+        (own.collect(), windows.collect())
+    }
+
     /// Maps what the user lends, or a range that no memory is behind. To map the same again changes nothing.
     ///
     /// # Errors
@@ -172,6 +206,26 @@ impl Mappings {
     }
 }
 
+/// A function that was given everything by another process.
+struct ReachedAlready;
+
+impl MapsMemory for ReachedAlready {
+    fn map(
+        &self,
+        _range: (u64, u64),
+        _access: Access,
+        _memory: &MemoryHandle,
+        _window: bool,
+    ) -> Result<(), RequestRefused> {
+        Ok(())
+    }
+
+    fn unmap(&self, (iova, _length): (u64, u64)) -> Result<(), RequestRefused> {
+        // A window where memory is.
+        Err(RequestRefused::new(Errno::EXIST, format!("{iova:#x} was given twice")))
+    }
+}
+
 /// Whether a loan is just that.
 fn is(loan: &Mapped, access: Access, memory: Option<&MemoryHandle>) -> bool {
     let key = |memory: &MemoryHandle| (memory.object(), memory.offset());
@@ -191,7 +245,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use rackbus_memory::SharedMemory;
-    use rustix::io::Errno;
 
     use super::*;
 
@@ -303,5 +356,51 @@ mod tests {
         assert_eq!(given.reached(), [-7]);
         given.mappings.clear(&given.function).unwrap();
         assert!(given.reached().is_empty());
+    }
+
+    #[test]
+    fn what_was_given_is_lent_again_and_not_mapped_again() {
+        let mut before = Given::new();
+        assert!(before.map(4, 2, true) && before.map(6, 1, false) && before.window(9));
+        let (own, windows) = before.mappings.given();
+        let key = |it: &UserMapping| {
+            let place = |memory: &MemoryHandle| (memory.object(), memory.offset());
+            (it.iova, it.length, it.access, it.memory.as_ref().map(place))
+        };
+        let was: Vec<_> = own.iter().chain(windows.iter().map(|(it, _)| it)).map(key).collect();
+        let (lending, function) = (Lending::alone(), before.function);
+        let mut mappings = Mappings::default();
+        mappings.resume(&lending, own, windows).unwrap();
+        let (own, windows) = mappings.given();
+        let is: Vec<_> = own.iter().chain(windows.iter().map(|(it, _)| it)).map(key).collect();
+        assert_eq!(is, was);
+        let lent = |lending: &Lending| {
+            let reached = lending.fabric().with(|fabric| fabric.reached("host/function").unwrap());
+            reached.iter().map(|it| it.address / PAGE).collect::<Vec<_>>()
+        };
+        assert_eq!(lent(&lending), [4, 9]);
+        // Whatever the user does next, the function follows.
+        let mut after = Given { lending, function, mappings };
+        assert!(after.unmap(4, 2) && !after.unmap(4, 2));
+        assert_eq!(after.reached(), [-9]);
+        assert!(after.map(8, 2, true), "memory of the user's closes a window");
+        assert_eq!(after.reached(), [8]);
+        drop(after.mappings);
+        assert!(lent(&after.lending).is_empty());
+    }
+
+    #[test]
+    fn what_overlaps_is_not_gone_on_with() {
+        let mapping = |page: u64| {
+            let memory = Some(handle(1));
+            UserMapping { iova: page * PAGE, length: PAGE, access: Access::all(), memory }
+        };
+        let place = BarPlace { function: "host/function".to_owned(), bar: 2, offset: 0 };
+        let resume =
+            |own, windows| Mappings::default().resume(&Lending::alone(), own, windows).is_ok();
+        assert!(resume(vec![mapping(1), mapping(2)], Vec::new()));
+        assert!(!resume(vec![mapping(1), mapping(1)], Vec::new()));
+        let empty = UserMapping { memory: None, ..mapping(3) };
+        assert!(!resume(vec![mapping(1)], vec![(empty, place)]));
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rackbus_fabric::LoanError;
 use rackbus_memory::Lending;
 use rackbus_pci::endpoint::IrqChange;
 use rackbus_pci::interrupts::{InterruptLoans, WiringError};
@@ -13,6 +14,21 @@ use rackbus_pci::vfio_user::RequestRefused;
 pub(crate) struct WiredInterrupts(Mutex<InterruptLoans>);
 
 impl WiredInterrupts {
+    /// Those that were wired in another process, with new loans.
+    ///
+    /// # Errors
+    /// They are not lent here.
+    pub fn resumed(
+        lending: &Lending,
+        vectors: impl Iterator<Item = u32>,
+        pin: bool,
+    ) -> Result<WiredInterrupts, LoanError> {
+        let mut loans = InterruptLoans::default();
+        let prepared = loans.prepare_wired(lending, vectors, pin)?;
+        loans.apply(prepared);
+        Ok(WiredInterrupts(Mutex::new(loans)))
+    }
+
     /// Has `carry_out` change the wiring, and what is lent with it. Only one thread at a time changes it.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ fn each_row_names_tests_that_exist() {
 #[test]
 fn each_class_has_a_row_for_each_placement_and_link() {
     let rows = rows();
-    // What other programs serve, and functions of the machine, have no state that is saved.
+    // What other programs serve has no state that is saved, and functions of the machine have no model.
     let classes = state_versions().map(|(class, _)| class).chain(["upstream", "vfio"]);
     for class in classes {
         for placement in ["lender", "borrower"] {

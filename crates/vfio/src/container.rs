@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,14 +65,18 @@ impl From<Arc<MappedRegisters>> for RangeTarget {
     }
 }
 
+/// A mapping: its bytes and what they lead to. `None` where another process mapped it, of whose memory the kernel keeps
+/// the pages.
+type MappedRange = (u64, Option<RangeTarget>);
+
 /// An IOMMU domain, for the functions of one user.
 #[derive(Debug)]
 pub struct Container {
     /// By number. Closed before the container; VFIO lets a group be opened once.
     groups: Mutex<BTreeMap<u32, Arc<File>>>,
     file: File,
-    /// What is mapped: bytes and backing by first address.
-    mapped: Mutex<BTreeMap<u64, (u64, RangeTarget)>>,
+    /// What is mapped, by first address.
+    mapped: Mutex<BTreeMap<u64, MappedRange>>,
     /// Nothing is mapped any more.
     revoked: AtomicBool,
 }
@@ -111,6 +115,41 @@ impl Container {
             }),
             false => Err(VfioError::NoType1),
         }
+    }
+
+    /// The container that another process had, by its descriptors: its own, those of its groups by their numbers, and the
+    /// first address and length of each of its mappings. These stay as they are, and the functions reach them meanwhile.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn inherited(
+        file: OwnedFd,
+        groups: impl IntoIterator<Item = (u32, OwnedFd)>,
+        mapped: impl IntoIterator<Item = (u64, u64)>,
+    ) -> Result<Container, VfioError> {
+        let file = File::from(file);
+        let known = kernel::has_iommu(&file, kernel::TYPE1_V2);
+        if !known.map_err(refused("the version", "a container that was passed on"))? {
+            return Err(VfioError::NoType1);
+        }
+        let groups = groups.into_iter().map(|(number, group)| (number, Arc::new(group.into())));
+        let mapped = mapped.into_iter().map(|(iova, length)| (iova, (length, None)));
+        Ok(Container {
+            groups: Mutex::new(groups.collect()),
+            file,
+            mapped: Mutex::new(mapped.collect()),
+            revoked: AtomicBool::new(false),
+        })
+    }
+
+    /// Copies of its own descriptor and of those of its groups, by their numbers, for a process that goes on with it.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub fn descriptors(&self) -> io::Result<(OwnedFd, BTreeMap<u32, OwnedFd>)> {
+        let copy = |(number, group): (u32, Arc<File>)| Ok((number, group.try_clone()?.into()));
+        let groups = self.groups().into_iter().map(copy).collect::<io::Result<_>>()?;
+        Ok((self.file.try_clone()?.into(), groups))
     }
 
     /// Adds the group of a function, unless it is there: its functions reach then what is mapped here.
@@ -181,13 +220,13 @@ impl Container {
             Err(Errno::INVAL | Errno::EXIST) => return Err(self.range_error(&mapped, iova, length)),
             Err(errno) => return Err(refused("a mapping", format!("{iova:#x}"))(errno)),
         }
-        mapped.insert(iova, (length, backing));
+        mapped.insert(iova, (length, Some(backing)));
         Ok(())
     }
 
     fn range_error(
         &self,
-        mapped: &BTreeMap<u64, (u64, RangeTarget)>,
+        mapped: &BTreeMap<u64, MappedRange>,
         iova: u64,
         length: u64,
     ) -> VfioError {
@@ -227,6 +266,12 @@ impl Container {
         // Read under the same lock.
         self.revoked.store(true, Ordering::Relaxed);
         take_all(&mut mapped, |at, length| kernel::unmap(&self.file, at, length).map(drop))
+    }
+
+    /// Whether everything was [taken away](Container::revoke).
+    pub fn is_revoked(&self) -> bool {
+        let _mapped = locked(&self.mapped);
+        self.revoked.load(Ordering::Relaxed)
     }
 
     /// How many mappings there are, and their bytes.
@@ -273,7 +318,7 @@ fn open_group(group: u32) -> Result<File, VfioError> {
 
 /// Ends mappings by `unmap`. Those that it refuses stay, and the first of them is told: the others end all the same.
 fn take_all(
-    mapped: &mut BTreeMap<u64, (u64, RangeTarget)>,
+    mapped: &mut BTreeMap<u64, MappedRange>,
     unmap: impl Fn(u64, u64) -> Result<(), Errno>,
 ) -> Result<(), VfioError> {
     let mut first = None;
@@ -288,7 +333,7 @@ fn take_all(
 }
 
 /// The mappings inside of a range, by their first addresses; `None` when there is none or one is cut.
-fn inside(mapped: &BTreeMap<u64, (u64, RangeTarget)>, iova: u64, length: u64) -> Option<Vec<u64>> {
+fn inside(mapped: &BTreeMap<u64, MappedRange>, iova: u64, length: u64) -> Option<Vec<u64>> {
     let last = iova.checked_add(length.checked_sub(1)?)?;
     let touched: Vec<(u64, u64)> = mapped
         .range(..=last)
@@ -340,7 +385,7 @@ mod tests {
     #[test]
     fn a_mapping_that_cannot_be_ended_keeps_no_other() {
         let memory = SharedMemory::create("test", 0x1000).unwrap();
-        let mapping = || (0x1000, RangeTarget::from(&memory));
+        let mapping = || (0x1000, Some(RangeTarget::from(&memory)));
         let at = [0x1000, 0x4000, 0x8000, 0x9000];
         let mut mapped: BTreeMap<_, _> = at.into_iter().map(|at| (at, mapping())).collect();
         let refuses = |at, _| match at {
@@ -355,12 +400,21 @@ mod tests {
         assert!(mapped.is_empty());
     }
 
+    /// A file is none whatever it is named like, and nothing is done to it.
+    #[test]
+    fn only_the_kernels_container_is_gone_on_with() {
+        let memory = SharedMemory::create("vfio", 0x1000).unwrap();
+        let file = memory.as_fd().try_clone_to_owned().unwrap();
+        let refused = Container::inherited(file, [], [(0, 0x1000)]).unwrap_err();
+        assert!(matches!(refused, VfioError::Refused { .. }), "{refused}");
+    }
+
     #[test]
     fn a_range_takes_whole_mappings_or_nothing() {
         let memory = SharedMemory::create("test", 0x2000).unwrap();
         let mapped = BTreeMap::from([
-            (0x1000, (0x2000, RangeTarget::from(&memory))),
-            (0x4000, (0x2000, RangeTarget::from(&memory))),
+            (0x1000, (0x2000, Some(RangeTarget::from(&memory)))),
+            (0x4000, (0x2000, Some(RangeTarget::from(&memory)))),
         ]);
         assert_eq!(inside(&mapped, 0, 0x10000), Some(vec![0x1000, 0x4000]));
         assert_eq!(inside(&mapped, 0x1000, 0x2000), Some(vec![0x1000]));

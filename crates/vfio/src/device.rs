@@ -1,5 +1,7 @@
 //! A function in use: regions, configuration space, interrupts, resets.
 
+mod inherited;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
@@ -12,6 +14,7 @@ use rackbus_spec::vfio_user::{
     RegionInfoFlags, irq, region,
 };
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::container::Container;
 use crate::error::{VfioError, refused};
@@ -38,7 +41,7 @@ pub struct RegionFacts {
 }
 
 /// The kind of interrupts of a function, by VFIO's index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InterruptIndex {
     /// The interrupt pin, one vector, which the kernel masks at each interrupt.
     Intx,
@@ -92,6 +95,17 @@ impl VfioDevice {
         let group = container.add_group(&facts)?;
         let file = kernel::device(&group, &address.to_string());
         let file = file.map_err(refused("opening", address))?;
+        VfioDevice::describe(file, group, container.clone(), facts)
+    }
+
+    /// The function of a file, by what the kernel says of it.
+    fn describe(
+        file: File,
+        group: Arc<File>,
+        container: Arc<Container>,
+        facts: Facts,
+    ) -> Result<VfioDevice, VfioError> {
+        let address = facts.address;
         let info = kernel::device_info(&file).map_err(refused("the description", address))?;
         let mut regions = Vec::new();
         for index in 0..region::COUNT.min(info.num_regions) {
@@ -105,15 +119,7 @@ impl VfioDevice {
             irqs.push(kernel::irq_info(&file, index).unwrap_or(none));
         }
         let resets_itself = info.flags & DeviceInfoFlags::RESET.bits() != 0;
-        Ok(VfioDevice {
-            file,
-            _group: group,
-            container: container.clone(),
-            facts,
-            regions,
-            irqs,
-            resets_itself,
-        })
+        Ok(VfioDevice { file, _group: group, container, facts, regions, irqs, resets_itself })
     }
 
     /// What sysfs said of it when it was opened.

@@ -39,6 +39,9 @@ pub enum VfioError {
     /// VFIO is there and is one that this program does not know.
     #[error("the kernel's VFIO has no IOMMU of type 1, version 2")]
     NoType1,
+    /// A process was passed another function's file, or without its group.
+    #[error("what was passed on as the function {0} is that of another one")]
+    NotOfFile(PciAddress),
     /// Others of its IOMMU group are in use.
     #[error(
         "{address} shares IOMMU group {group} with {others}, so whoever has one reaches the others; take these \

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::fs::{OFlags, SeekFrom, seek};
@@ -92,12 +92,17 @@ impl FaultLog {
         Ok(FaultLog(file))
     }
 
+    /// The log from where another process has read it, by its descriptor.
+    pub fn inherited(log: OwnedFd) -> FaultLog {
+        FaultLog(log.into())
+    }
+
     /// What was logged since the last time.
-    pub fn read(&mut self) -> Vec<IommuFault> {
+    pub fn read(&self) -> Vec<IommuFault> {
         let mut found = Vec::new();
         let mut record = [0; RECORD];
         loop {
-            match self.0.read(&mut record) {
+            match (&self.0).read(&mut record) {
                 Ok(length @ 1..) => {
                     let text = String::from_utf8_lossy(&record[..length]);
                     found.extend(IommuFault::parse(&text));

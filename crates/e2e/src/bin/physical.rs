@@ -3,11 +3,13 @@
 //!
 //! Usage: `physical FUNCTION COMMAND`, where FUNCTION is the PCI address of a drive bound to `vfio-pci`, or the
 //! vfio-user socket of one that was borrowed. COMMAND is
-//!   open       opens a drive by its address, maps its registers into this process and into its own IOMMU domain, and
-//!              resets it
+//!   open       opens a drive by its address, also as a process that was passed its descriptors, maps its registers into
+//!              this process and into its own IOMMU domain, and resets it
 //!   write      writes a pattern to the drive, and reads it back
 //!   verify     reads the pattern that was written before
 //!   busy       writes and reads until it is killed; says `busy` when it has begun
+//!   lasting    writes, reads and compares until the file that follows is there; says `busy` when it has begun. Then gives the
+//!              drive other memory, and waits for an interrupt by the wire that it has had from the beginning
 //!   interrupt  waits for an interrupt of the drive
 //!   stray      tells the drive to read into memory that nobody lent it; ends with 0 when the memory beside it is
 //!              as it was
@@ -16,9 +18,10 @@
 //!              by the address that the BAR is programmed to
 //!   card       raises an interrupt of a network card's virtual function by software, and waits for it
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_driver::device::{DmaAddresses, DrivenFunction, connect};
@@ -27,7 +30,7 @@ use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_memory::{Access, Event, MappedRegisters, SharedMemory};
 use rackbus_pci::vfio_user::Client;
 use rackbus_spec::vfio_user::{irq, region};
-use rackbus_vfio::VfioError;
+use rackbus_vfio::{Container, Facts, VfioDevice, VfioError};
 
 /// Bytes of the pattern, and the block that it begins with.
 const LENGTH: usize = 256 << 10;
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         [function, "write"] => drive(function).and_then(write),
         [function, "verify"] => drive(function).and_then(verify),
         [function, "busy"] => drive(function).and_then(busy),
+        [function, "lasting", end] => lasting(function, Path::new(end)),
         [function, "interrupt"] => interrupt(function),
         [function, "stray"] => drive(function).and_then(stray),
         [function, "keep"] => keep(function),
@@ -53,7 +57,7 @@ fn main() -> ExitCode {
         [function, "reach", target] => drive(function).and_then(|drive| reach(drive, target)),
         _ => {
             eprintln!(
-                "usage: physical FUNCTION open|write|verify|busy|interrupt|stray|keep|card|reach TARGET"
+                "usage: physical FUNCTION open|write|verify|busy|lasting END|interrupt|stray|keep|card|reach TARGET"
             );
             return ExitCode::from(2);
         }
@@ -71,7 +75,7 @@ fn main() -> ExitCode {
 }
 
 fn open(function: &str) -> Result<String> {
-    let device = rackbus_vfio::VfioDevice::open_alone(function.parse()?)?;
+    let device = VfioDevice::open_alone(function.parse()?)?;
     device.enable(true)?;
     let mut word = [0; 4];
     device.read(region::BAR0, VERSION, &mut word)?;
@@ -80,6 +84,8 @@ fn open(function: &str) -> Result<String> {
         registers.read(VERSION) == Some(u32::from_le_bytes(word)),
         "other registers are mapped"
     );
+    passed_on(&device)?;
+    device.enable(true)?;
     let (container, access) = (device.container(), Access::READ | Access::WRITE);
     let memory = SharedMemory::create("memory", 8192)?;
     container.map(STRAY, registers.clone(), access)?;
@@ -103,6 +109,24 @@ fn open(function: &str) -> Result<String> {
         "opened; {method}; {}",
         refused.map_or_else(|error| error.to_string(), |()| String::new())
     ))
+}
+
+/// The function as another process has it, which was passed its descriptors; and not with others.
+fn passed_on(device: &VfioDevice) -> Result<()> {
+    let file = || device.as_fd().try_clone_to_owned();
+    let (of_container, groups) = device.container().descriptors()?;
+    let container = Arc::new(Container::inherited(of_container, groups, [])?);
+    let with =
+        |facts: &Facts, file: OwnedFd| VfioDevice::inherited(&container, facts.clone(), file);
+    let again = with(device.facts(), file()?)?;
+    ensure!(again.region(region::BAR0) == device.region(region::BAR0), "it is another function");
+    // Where it is none of the group's, or the file none of a function.
+    let elsewhere = Facts { address: "0000:00:00.0".parse()?, ..device.facts().clone() };
+    ensure!(with(&elsewhere, file()?).is_err(), "it is gone on with at another address");
+    let memory = SharedMemory::create("memory", 4096)?;
+    let refused = with(device.facts(), memory.as_fd().try_clone_to_owned()?);
+    ensure!(refused.is_err(), "a file of memory is gone on with");
+    Ok(())
 }
 
 fn options() -> DriveOptions {
@@ -143,6 +167,59 @@ fn busy(mut drive: Drive) -> Result<String> {
         drive.write(block, &data, false)?;
         drive.read(block, &mut data)?;
     }
+}
+
+/// The function of one drive after the other, by the same session.
+struct Lasting(Arc<Client>);
+
+impl DrivenFunction for Lasting {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> std::result::Result<(), DriveError> {
+        Ok(self.0.read(region::BAR0, offset, data)?)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), DriveError> {
+        Ok(self.0.post(region::BAR0, offset, data)?)
+    }
+
+    fn start(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> std::result::Result<DmaAddresses, DriveError> {
+        self.0.reset()?;
+        // What the former one had, where there was one: otherwise the mapping is refused.
+        let _ = self.0.dma_unmap(iova, memory.len() as u64);
+        let access = Access::READ | Access::WRITE;
+        self.0.dma_map(iova, memory.len() as u64, access, Some((memory.as_fd(), 0)))?;
+        self.0.write(region::CONFIG, 4, &6u16.to_le_bytes())?;
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
+    }
+}
+
+fn lasting(function: &str, end: &Path) -> Result<String> {
+    let client = Arc::new(connect(Path::new(function), LIMIT)?);
+    let event = Event::new()?;
+    client.wire_irqs(irq::MSIX, 0, &[Some(event.as_fd().try_clone_to_owned()?)])?;
+    let mut drive = Drive::with_device(Box::new(Lasting(client.clone())), options())?;
+    // Behind the pattern.
+    let block = BLOCK + LENGTH as u64 / u64::from(drive.info().block_size);
+    println!("busy");
+    let (mut rounds, mut left) = (0u8, 2);
+    // The last ones have begun when the file was there.
+    while left > 0 {
+        left -= i32::from(end.exists());
+        rounds = rounds.wrapping_add(1);
+        let data: Vec<u8> = pattern().iter().map(|byte| byte ^ rounds).collect();
+        drive.write(block, &data, false)?;
+        let mut found = vec![0; LENGTH];
+        drive.read(block, &mut found)?;
+        ensure!(found == data, "other bytes are on the drive");
+    }
+    drop(drive);
+    ensure!(event.drain(), "no interrupt came before");
+    let drive = Drive::with_device(Box::new(Lasting(client)), options())?;
+    ensure!(event.wait(Some(LIMIT_NS)), "no interrupt came");
+    verify(drive)
 }
 
 /// A drive that tells of its admin commands by vector 0.

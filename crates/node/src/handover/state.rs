@@ -24,6 +24,7 @@ use super::parcel::{Parcel, ParcelDescriptors};
 use crate::lent_out::LentRange;
 use crate::sessions::{LentSession, LentSessionState};
 use crate::users::VmUser;
+use crate::vfio;
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
 /// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
@@ -47,7 +48,9 @@ pub struct StateVersions {
 impl StateVersions {
     /// Those that this program writes, and the newest that it reads.
     pub fn here() -> StateVersions {
-        let classes = class::state_versions().map(|(class, version)| (class.to_owned(), version));
+        // Those of the machine's functions beside those that are modelled.
+        let classes = class::state_versions().chain([(vfio::CLASS, vfio::STATE_VERSION)]);
+        let classes = classes.map(|(class, version)| (class.to_owned(), version));
         StateVersions {
             node: VERSION,
             function: rackbus_pci::state::VERSION,

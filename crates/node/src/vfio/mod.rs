@@ -8,9 +8,13 @@
 //! A user that maps registers has a descriptor of the function, which the kernel has no way to take back. As long as
 //! somebody has it, the function cannot be opened anew: so it is lent to nobody else before the last one released it, and
 //! that is what the kernel is asked ([`Lendable::arm`]). Meanwhile its memory is off, and what was mapped is gone.
+//!
+//! When the node is restarted in place, a function in use does not stop: the next process has it by the same descriptors.
 
 mod conversations;
 mod ntbs;
+mod opened;
+mod saved;
 mod session;
 mod shown;
 mod watch;
@@ -28,13 +32,17 @@ use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::{Lending, Stream};
 use rackbus_metal::LentWindow;
 use rackbus_pci::SaveError;
-use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
+use rackbus_pci::vfio_user::{PassthroughSession, RestingConversation, SavedSession};
 use rackbus_vfio::facts::{Facts, is_vfio};
 use rackbus_vfio::{Binding, Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
 
-use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved};
+use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved, Resumed, User};
 pub use ntbs::Ntbs;
-use session::{OpenedFunction, PhysicalSession};
+use opened::OpenedFunction;
+pub use saved::{CLASS, STATE_VERSION};
+use saved::{PhysicalDescriptors, PhysicalState};
+use session::PhysicalSession;
+use watch::{WatchThread, WatchedEvents};
 pub use windows::WindowLending;
 
 /// Between two looks whether the last user has released it.
@@ -60,6 +68,8 @@ pub struct Physical {
 struct Shared {
     /// The function while it has a user.
     opened: Mutex<Option<Arc<OpenedFunction>>>,
+    /// What looks whether that one ends.
+    watch: Mutex<Option<WatchThread>>,
     /// Why it cannot be lent: its last session left it so.
     trouble: Mutex<Option<String>>,
     /// Register accesses, mappings and resets.
@@ -292,17 +302,68 @@ impl Lendable for Physical {
         }
     }
 
-    /// The registers of a function in use cannot be read as a value. Without a user there is nothing to pass on.
+    /// What it does goes on. Without a user there is nothing to pass on.
     fn save(
         &self,
-        _conversation: RestingConversation,
+        conversation: RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
-        let in_window = self.windows.is_lent();
-        match &*locked(&self.shared.opened) {
-            None if !in_window => Ok(None),
-            _ => Err(NotSaved::Refused(SaveError::Unsupported)),
+        let opened = locked(&self.shared.opened).clone();
+        let Some(opened) = opened else {
+            return match self.windows.is_lent() {
+                true => Err(NotSaved::Refused(SaveError::Unsupported)),
+                false => Ok(None),
+            };
+        };
+        // What this has not seen of the function's end, the next process does.
+        let watch = locked(&self.shared.watch).take();
+        drop(watch);
+        let saved = opened.save(conversation);
+        if saved.is_err() {
+            self.shared.watch(&self.name, &opened);
         }
+        saved.map(Some).map_err(NotSaved::Refused)
+    }
+
+    fn take_back(&self, saved: SavedSession) {
+        if let Err(error) = saved.reclaim() {
+            tracing::error!(device = self.name, %error, "a saved function cannot be taken back");
+        }
+        let opened = locked(&self.shared.opened).clone();
+        if let Some(opened) = opened {
+            self.shared.watch(&self.name, &opened);
+        }
+    }
+
+    fn resume(&self, saved: SavedSession, user: Option<User>) -> io::Result<Option<Resumed>> {
+        // Only one with a user is saved.
+        let Some(User { lending, stream, .. }) = user else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let passed = PassthroughSession::restore(saved).map_err(io::Error::other)?;
+        let PassthroughSession { conversation, resources, msix_table, model, medium } = passed;
+        let state: PhysicalState = model.read(CLASS, STATE_VERSION).map_err(io::Error::other)?;
+        let descriptors = PhysicalDescriptors::of(&state, medium).map_err(io::Error::other)?;
+        // Where something fails from here on, the function reaches nothing any more.
+        let (container, file, watched) = descriptors.open(&resources)?;
+        conversation.check().map_err(io::Error::other)?;
+        self.windows.begin_without(&stream)?;
+        let facts = self.take().map_err(io::Error::other)?;
+        if facts.address != state.address {
+            let (here, passed) = (facts.address, state.address);
+            return Err(io::Error::other(format!("it is {here} here, and was {passed}")));
+        }
+        let device = VfioDevice::inherited(&Arc::new(container), facts, file);
+        let device = device.map_err(io::Error::other)?;
+        let watched = WatchedEvents::inherited(watched)?;
+        let given = (resources, &*msix_table);
+        let opened =
+            OpenedFunction::passed_on((device, watched), &state, given, &lending, &stream)?;
+        let mapped = self.function.mapped;
+        let session = PhysicalSession::of(&self.name, opened, mapped, lending, self.shared.clone());
+        let session = session.map_err(io::Error::other)?;
+        let session = session.sharing_bars().map_err(io::Error::other)?;
+        Ok(Some((Box::new(session), conversation)))
     }
 }
 
@@ -342,7 +403,46 @@ pub fn give_back(taker: &str, still: &[PhysicalFunction], ntbs: &[PciAddress]) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use rackbus_memory::Event;
+    use rackbus_pci::ModelState;
+    use rackbus_pci::vfio_user::UserResources;
+
     use super::*;
+
+    /// A session of the function at this address, with descriptors that are none of VFIO's.
+    fn passed_on(model: &ModelState) -> SavedSession {
+        let medium = (0..6).map(|_| OwnedFd::from(Event::new().unwrap())).collect();
+        let (conversation, resources) = (RestingConversation::default(), UserResources::default());
+        let (msix_table, model) = (Vec::new(), model.clone());
+        let session = PassthroughSession { conversation, resources, msix_table, model, medium };
+        session.save().unwrap()
+    }
+
+    #[test]
+    fn what_is_passed_on_is_a_function_of_the_kernels_or_refused() {
+        let address = "0000:03:00.1".parse().unwrap();
+        let function = PhysicalFunction { address, functions: None, number: None, mapped: true };
+        let physical = Physical::new("d0", function, "a test");
+        let resume = |model: &ModelState, has_user: bool| {
+            let (stream, _borrower) = UnixStream::pair().unwrap();
+            let (lending, stream) = (Lending::alone(), Arc::new(stream) as Arc<dyn Stream>);
+            let user = has_user.then_some(User { lending, stream, session: None });
+            let refused = physical.resume(passed_on(model), user).map(drop).unwrap_err();
+            assert!(locked(&physical.shared.opened).is_none());
+            refused.to_string()
+        };
+        let stored = include_str!("stored/function-1.json");
+        let model: ModelState = serde_json::from_str(stored).unwrap();
+        assert!(resume(&model, true).contains("a container that was passed on"));
+        assert_eq!(resume(&model, false), "unsupported");
+        let newer = ModelState { version: STATE_VERSION + 1, ..model.clone() };
+        assert!(resume(&newer, true).contains("use a newer program"));
+        let other = ModelState { class: "nvme".to_owned(), ..model };
+        assert!(resume(&other, true).contains("is of another function"));
+    }
 
     #[test]
     fn a_function_is_waited_for_until_it_is_free_and_not_for_ever() {

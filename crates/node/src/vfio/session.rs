@@ -2,51 +2,24 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rackbus_fabric::{BarPlace, LoanError};
-use rackbus_memory::{Access, Carried, Lending, MapError, MemoryHandle, Stream};
+use rackbus_memory::{Access, Carried, Lending, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
     DeviceShape, RegionShape, RequestRefused, ServedDevice as User, SharedBars, SharedPart,
 };
 use rackbus_pci::{BarMemory, MediumOffer};
 use rackbus_spec::vfio_user::{irq, region};
-use rackbus_vfio::{InterruptIndex, IommuFault, ResetMethod, VfioDevice, VfioError};
+use rackbus_vfio::{InterruptIndex, ResetMethod, VfioDevice, VfioError};
 use rustix::io::Errno;
 
+use super::opened::OpenedFunction;
 use super::shown::ShownConfiguration;
-use super::watch::WatchThread;
 use super::wiring::{Wiring, WiringStep};
 use super::{Shared, locked};
 use crate::lendable::Attached;
-use crate::mappings::{Mappings, MapsMemory};
-use crate::wired::WiredInterrupts;
-
-/// A function that is open, for its session and for who takes it away.
-#[derive(Debug)]
-pub(super) struct OpenedFunction {
-    device: VfioDevice,
-    wiring: Mutex<Wiring<OwnedFd>>,
-    /// It was removed, or failed: it answers as an absent one.
-    gone: AtomicBool,
-}
-
-impl OpenedFunction {
-    /// Takes all of the user's memory and interrupts away, whatever the session is doing.
-    pub(super) fn revoke(&self) {
-        // Before all that may wait. A function that is gone masters nothing.
-        let _ = self.device.stop_mastering();
-        if let Err(error) = self.device.container().revoke() {
-            tracing::error!(address = %self.device.address(), %error, "memory is not taken away");
-        }
-        for kind in [InterruptIndex::Intx, InterruptIndex::Msi, InterruptIndex::Msix] {
-            // All but one of them are off.
-            let _ = self.device.unwire(kind);
-        }
-    }
-}
 
 /// The function in its user's hands.
 pub(super) struct PhysicalSession {
@@ -54,12 +27,7 @@ pub(super) struct PhysicalSession {
     opened: Arc<OpenedFunction>,
     shared: Arc<Shared>,
     shape: DeviceShape,
-    shown: Mutex<ShownConfiguration>,
     lending: Lending,
-    mappings: Mutex<Mappings>,
-    watch: Option<WatchThread>,
-    /// What its user has wired.
-    interrupts: WiredInterrupts,
     /// What its user may map.
     bars: Option<SharedBars>,
 }
@@ -74,58 +42,25 @@ impl PhysicalSession {
         stream: &Arc<dyn Stream>,
         shared: Arc<Shared>,
     ) -> Result<PhysicalSession, VfioError> {
-        let size = usize::try_from(device.region(region::CONFIG).size).unwrap_or(0).min(4096);
-        let mut config = vec![0; size];
-        device.read(region::CONFIG, 0, &mut config)?;
-        let shown = ShownConfiguration::of(&config);
+        let opened = OpenedFunction::reset(name, device, stream)?;
+        PhysicalSession::of(name, opened, mapped, lending, shared)
+    }
+
+    /// With a function that is open.
+    pub(super) fn of(
+        name: &str,
+        opened: OpenedFunction,
+        mapped: bool,
+        lending: Lending,
+        shared: Arc<Shared>,
+    ) -> Result<PhysicalSession, VfioError> {
+        let device = &opened.device;
         let file = |cause| VfioError::File { path: device.address().to_string().into(), cause };
-        let shape = shape(&device, &shown, mapped).map_err(file)?;
-        let vectors = |kind| device.vectors(kind);
-        let wiring = Wiring::new(
-            vectors(InterruptIndex::Msi),
-            vectors(InterruptIndex::Msix),
-            device.grows(InterruptIndex::Msix),
-        );
-        let opened = Arc::new(OpenedFunction {
-            device,
-            wiring: Mutex::new(wiring),
-            gone: AtomicBool::new(false),
-        });
+        let shape = shape(device, &locked(&opened.shown), mapped).map_err(file)?;
+        let opened = Arc::new(opened);
         *locked(&shared.opened) = Some(opened.clone());
-        let mut session = PhysicalSession {
-            name: name.to_owned(),
-            opened,
-            shared,
-            shape,
-            shown: Mutex::new(shown),
-            lending,
-            mappings: Mutex::default(),
-            watch: None,
-            interrupts: WiredInterrupts::default(),
-            bars: None,
-        };
-        let (name, opened, shared) =
-            (session.name.clone(), Arc::downgrade(&session.opened), session.shared.clone());
-        let ended = move |reason: &'static str| {
-            tracing::error!(device = name, reason, "a lent function of this machine ends");
-            *locked(&shared.trouble) = Some(format!("{name}: {reason}"));
-            if let Some(opened) = opened.upgrade() {
-                opened.gone.store(true, Ordering::Release);
-            }
-        };
-        let (name, shared) = (session.name.clone(), session.shared.clone());
-        let refused = move |fault: IommuFault| {
-            tracing::warn!(device = name, %fault, "the IOMMU refused an access");
-            shared.refused(fault);
-        };
-        match WatchThread::begin(session.device(), stream.clone(), ended, refused) {
-            Ok(watch) => session.watch = Some(watch),
-            // It is lent anyway: its loss shows at the next access.
-            Err(error) => {
-                tracing::warn!(device = session.name, %error, "the device cannot be watched")
-            }
-        }
-        Ok(session)
+        shared.watch(name, &opened);
+        Ok(PhysicalSession { name: name.to_owned(), opened, shared, shape, lending, bars: None })
     }
 
     /// The same, with what its user may map of its registers as loans.
@@ -144,7 +79,7 @@ impl PhysicalSession {
     }
 
     fn is_gone(&self) -> bool {
-        self.opened.gone.load(Ordering::Acquire)
+        self.opened.is_gone()
     }
 
     /// Carries out what the wiring says.
@@ -218,32 +153,8 @@ impl PhysicalSession {
 
     fn after_reset(&self, method: ResetMethod) {
         tracing::debug!(device = self.name, %method, "reset by its user");
-        locked(&self.shown).reset();
+        locked(&self.opened.shown).reset();
         self.shared.count();
-    }
-}
-
-impl MapsMemory for PhysicalSession {
-    fn map(
-        &self,
-        (iova, length): (u64, u64),
-        access: Access,
-        memory: &MemoryHandle,
-        window: bool,
-    ) -> Result<(), RequestRefused> {
-        let region = memory.map(length, access, window).map_err(MapError::from)?;
-        match self.device().container().map(iova, Arc::new(region), access) {
-            Err(VfioError::Revoked) => Err(MapError::Revoked.into()),
-            mapped => mapped.map_err(refusal),
-        }
-    }
-
-    fn unmap(&self, (iova, length): (u64, u64)) -> Result<(), RequestRefused> {
-        match self.device().container().unmap(iova, length) {
-            // It was taken away.
-            Err(VfioError::Revoked) => Ok(()),
-            unmapped => unmapped.map_err(refusal),
-        }
     }
 }
 
@@ -273,7 +184,7 @@ fn shape(device: &VfioDevice, shown: &ShownConfiguration, mapped: bool) -> io::R
 }
 
 /// What goes back to the user.
-fn refusal(error: VfioError) -> RequestRefused {
+pub(super) fn refusal(error: VfioError) -> RequestRefused {
     let errno = match &error {
         VfioError::OutOfRegion { .. } | VfioError::Range { .. } => Errno::INVAL,
         VfioError::TooManyMappings | VfioError::LockedMemory { .. } => Errno::NOSPC,
@@ -322,7 +233,7 @@ impl User for PhysicalSession {
                 return Ok(data);
             }
         }
-        let shown = locked(&self.shown);
+        let shown = locked(&self.opened.shown);
         match target {
             FunctionRegion::Config => shown.read(offset, &mut data),
             FunctionRegion::Bar(bar) => shown.read_bar(bar, offset, &mut data),
@@ -346,11 +257,11 @@ impl User for PhysicalSession {
         match target {
             FunctionRegion::Bar(bar) => {
                 sent(self.device().write(number(target), offset, &data))?;
-                locked(&self.shown).write_bar(bar, offset, &data);
+                locked(&self.opened.shown).write_bar(bar, offset, &data);
                 Ok(())
             }
             FunctionRegion::Config => {
-                let mut shown = locked(&self.shown);
+                let mut shown = locked(&self.opened.shown);
                 let before = shown.enabled();
                 for (at, part) in shown.write(offset, &data) {
                     sent(self.device().write(number(target), at, part))?;
@@ -377,17 +288,17 @@ impl User for PhysicalSession {
         if self.is_gone() {
             return Ok(());
         }
-        let by = (&self.lending, self);
-        let mapped = locked(&self.mappings).map(by, (iova, length), access, memory);
+        let by = (&self.lending, &*self.opened);
+        let mapped = locked(&self.opened.mappings).map(by, (iova, length), access, memory);
         self.told(mapped)
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        locked(&self.mappings).unmap(self, (iova, length))
+        locked(&self.opened.mappings).unmap(&*self.opened, (iova, length))
     }
 
     fn unmap_all(&self) -> Result<(), RequestRefused> {
-        locked(&self.mappings).unmap_all(self)
+        locked(&self.opened.mappings).unmap_all(&*self.opened)
     }
 
     fn open_window(
@@ -398,20 +309,21 @@ impl User for PhysicalSession {
         place: BarPlace,
         memory: MemoryHandle,
     ) -> Result<(), RequestRefused> {
-        let by = (&self.lending, self);
-        let opened = locked(&self.mappings).open_window(by, (iova, length), access, place, memory);
+        let by = (&self.lending, &*self.opened);
+        let opened =
+            locked(&self.opened.mappings).open_window(by, (iova, length), access, place, memory);
         self.told(opened)
     }
 
     fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        locked(&self.mappings).close_window(self, (iova, length))
+        locked(&self.opened.mappings).close_window(&*self.opened, (iova, length))
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
         if self.is_gone() {
             return Ok(());
         }
-        self.interrupts.change(&self.lending, change, |change| self.rewire(change))
+        self.opened.interrupts.change(&self.lending, change, |change| self.rewire(change))
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {
@@ -430,7 +342,8 @@ impl User for PhysicalSession {
 impl Drop for PhysicalSession {
     fn drop(&mut self) {
         // Nobody else ends it from now on.
-        self.watch = None;
+        let watch = locked(&self.shared.watch).take();
+        drop(watch);
         self.opened.revoke();
         if self.is_gone() {
             // It is looked at anew before it is lent again.

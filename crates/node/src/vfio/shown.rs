@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use rackbus_spec::pcie::{capability, header, msi, msix};
 use rackbus_vfio::InterruptIndex;
+use serde::{Deserialize, Serialize};
 
 /// Where the extended capabilities begin.
 const EXTENDED: usize = 0x100;
@@ -26,6 +27,8 @@ const HIDDEN: [u16; 7] = [
     0x1b, // process address space identifiers
     0x24, // resizable BARs of virtual functions
 ];
+/// The bits of MSI-X's control word that are the user's.
+const MSIX_BITS: u16 = msix::CONTROL_ENABLE | msix::CONTROL_MASK_ALL;
 /// More entries than a list of capabilities can have; one that is longer goes in a circle.
 const MOST: usize = 1024;
 
@@ -37,6 +40,20 @@ struct Table {
     bytes: u64,
 }
 
+/// What the user wrote to the control words of MSI and MSI-X.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MessageControl {
+    /// Whether MSI is enabled.
+    msi_on: bool,
+    /// Whether MSI-X is enabled, and all of it masked.
+    msix_bits: u16,
+}
+
+/// A byte of the MSI-X table that a function has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoTableByte(pub u32);
+
 /// The user's view of configuration space and of the MSI-X table.
 #[derive(Debug)]
 pub struct ShownConfiguration {
@@ -44,9 +61,7 @@ pub struct ShownConfiguration {
     hidden: Vec<Range<usize>>,
     msi: Option<usize>,
     msix: Option<usize>,
-    /// What the user wrote to the control words of both.
-    msi_on: bool,
-    msix_bits: u16,
+    control: MessageControl,
     table: Option<Table>,
     bytes: Vec<u8>,
 }
@@ -66,7 +81,7 @@ impl ShownConfiguration {
         });
         let bytes = vec![0; table.map_or(0, |table| table.bytes as usize)];
         let (hidden, msi) = (hidden(config), find(capability::MSI));
-        ShownConfiguration { hidden, msi, msix, msi_on: false, msix_bits: 0, table, bytes }
+        ShownConfiguration { hidden, msi, msix, control: MessageControl::default(), table, bytes }
     }
 
     /// Makes what was read at `offset` what the user sees.
@@ -83,11 +98,11 @@ impl ShownConfiguration {
             (range.start + 4..range.end).for_each(|at| put(at, &|_| 0));
         }
         if let Some(at) = self.msi {
-            let on = u8::from(self.msi_on);
+            let on = u8::from(self.control.msi_on);
             put(at + usize::from(msi::CONTROL), &|byte| (byte & !1) | on);
         }
         if let Some(at) = self.msix {
-            let bits = (self.msix_bits >> 8) as u8;
+            let bits = (self.control.msix_bits >> 8) as u8;
             put(at + usize::from(msix::CONTROL) + 1, &|byte| (byte & 0x3f) | bits);
         }
     }
@@ -97,10 +112,10 @@ impl ShownConfiguration {
         let Ok(first) = usize::try_from(offset) else { return Vec::new() };
         let byte = |at: usize| at.checked_sub(first).and_then(|index| data.get(index)).copied();
         if let Some(low) = self.msi.and_then(|at| byte(at + usize::from(msi::CONTROL))) {
-            self.msi_on = u16::from(low) & msi::CONTROL_ENABLE != 0;
+            self.control.msi_on = u16::from(low) & msi::CONTROL_ENABLE != 0;
         }
         if let Some(high) = self.msix.and_then(|at| byte(at + usize::from(msix::CONTROL) + 1)) {
-            self.msix_bits = u16::from(high) << 8 & (msix::CONTROL_ENABLE | msix::CONTROL_MASK_ALL);
+            self.control.msix_bits = u16::from(high) << 8 & MSIX_BITS;
         }
         let passes =
             |index: &usize| !self.hidden.iter().any(|range| range.contains(&(first + index)));
@@ -118,7 +133,7 @@ impl ShownConfiguration {
 
     /// The kind of messages that the user enabled.
     pub fn enabled(&self) -> Option<InterruptIndex> {
-        match (self.msix_bits & msix::CONTROL_ENABLE != 0, self.msi_on) {
+        match (self.control.msix_bits & msix::CONTROL_ENABLE != 0, self.control.msi_on) {
             (true, _) => Some(InterruptIndex::Msix),
             (false, true) => Some(InterruptIndex::Msi),
             (false, false) => None,
@@ -169,8 +184,33 @@ impl ShownConfiguration {
 
     /// As after a reset.
     pub fn reset(&mut self) {
-        (self.msi_on, self.msix_bits) = (false, 0);
+        self.control = MessageControl::default();
         self.bytes.fill(0);
+    }
+
+    /// What the user wrote, for a process that goes on with it: the control words, and the bytes of the table that are not
+    /// zero with their places.
+    pub fn written(&self) -> (MessageControl, Vec<(u32, u8)>) {
+        let bytes = (0..).zip(&self.bytes).filter(|(_, byte)| **byte != 0);
+        (self.control, bytes.map(|(at, byte)| (at, *byte)).collect())
+    }
+
+    /// The same function, of which its user [wrote](ShownConfiguration::written) this.
+    ///
+    /// # Errors
+    /// When the table has no such byte.
+    pub fn with_written(
+        self,
+        control: MessageControl,
+        table: &[(u32, u8)],
+    ) -> Result<ShownConfiguration, NoTableByte> {
+        let mut bytes = self.bytes;
+        for (at, byte) in table {
+            let slot = usize::try_from(*at).ok().and_then(|at| bytes.get_mut(at));
+            *slot.ok_or(NoTableByte(*at))? = *byte;
+        }
+        let control = MessageControl { msix_bits: control.msix_bits & MSIX_BITS, ..control };
+        Ok(ShownConfiguration { bytes, control, ..self })
     }
 }
 
@@ -287,6 +327,23 @@ mod tests {
         shown.write_bar(0, 0x1ff0, &[9; 4]);
         shown.read_bar(3, 0x1ff0, &mut data[..4]);
         assert_eq!(data[..4], [5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn what_a_user_wrote_is_shown_by_the_process_that_goes_on() {
+        let mut before = ShownConfiguration::of(&config());
+        before.write(0x62, &0xc003u16.to_le_bytes());
+        before.write_bar(3, 0x1ff4, &[1, 0, 3, 4]);
+        let (control, table) = before.written();
+        assert_eq!(table, [(4, 1), (6, 3), (7, 4)]);
+        let after = ShownConfiguration::of(&config()).with_written(control, &table).unwrap();
+        assert_eq!(after.enabled(), Some(InterruptIndex::Msix));
+        assert_eq!(read(&after, &config(), 0x62, 2), [3, 0xc0]);
+        let mut data = [9; 8];
+        after.read_bar(3, 0x1ff0, &mut data);
+        assert_eq!(data, [0, 0, 0, 0, 1, 0, 3, 4]);
+        let other = ShownConfiguration::of(&config()).with_written(control, &[(64, 1)]);
+        assert_eq!(other.unwrap_err(), NoTableByte(64));
     }
 
     #[test]

@@ -23,6 +23,17 @@ pub enum WiringStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoVector;
 
+/// What a user has wired, and what the kernel has enabled of it, as another process goes on with it.
+#[derive(Debug)]
+pub struct WiredEvents<E> {
+    /// Vectors, each with its event.
+    pub vectors: Vec<(u32, E)>,
+    /// The event of the pin.
+    pub pin: Option<E>,
+    /// The kind that the kernel has enabled, and with how many vectors.
+    pub live: Option<(InterruptIndex, u32)>,
+}
+
 /// What the kernel has enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Live {
@@ -50,6 +61,48 @@ impl<E> Wiring<E> {
     pub fn new(msi: u32, msix: u32, grows: bool) -> Wiring<E> {
         let vectors = (0..msi.max(msix)).map(|_| None).collect();
         Wiring { msi, msix, vectors, pin: None, enabled: None, live: Live::Nothing, grows }
+    }
+
+    /// The same of a function that goes on: of what is enabled nothing changes. `enabled` is the kind of messages that its
+    /// user enabled in configuration space.
+    ///
+    /// # Errors
+    /// When it has no such vectors.
+    pub fn with_events(
+        self,
+        events: WiredEvents<E>,
+        enabled: Option<InterruptIndex>,
+    ) -> Result<Wiring<E>, NoVector> {
+        let mut wiring = Wiring { pin: events.pin, enabled, ..self };
+        for (vector, event) in events.vectors {
+            *wiring.vectors.get_mut(vector as usize).ok_or(NoVector)? = Some(event);
+        }
+        let most = |kind| if kind == InterruptIndex::Msi { wiring.msi } else { wiring.msix };
+        wiring.live = match events.live {
+            None => Live::Nothing,
+            Some((InterruptIndex::Intx, _)) => Live::Pin,
+            Some((kind @ (InterruptIndex::Msi | InterruptIndex::Msix), count))
+                if count <= most(kind) =>
+            {
+                Live::Messages(kind, count)
+            }
+            Some(_) => return Err(NoVector),
+        };
+        Ok(wiring)
+    }
+
+    /// What is wired and enabled.
+    pub fn wired(&self) -> WiredEvents<&E> {
+        let vectors = (0..).zip(&self.vectors);
+        WiredEvents {
+            vectors: vectors.filter_map(|(at, event)| Some((at, event.as_ref()?))).collect(),
+            pin: self.pin.as_ref(),
+            live: match self.live {
+                Live::Nothing => None,
+                Live::Pin => Some((InterruptIndex::Intx, 1)),
+                Live::Messages(kind, count) => Some((kind, count)),
+            },
+        }
     }
 
     /// The user wires vectors from `start` on, or takes their wires away.
@@ -214,6 +267,46 @@ mod tests {
             // Fewer stay enabled; a vector that loses its wire is told alone.
             assert_eq!(wiring.wire(2, vec![None]), Ok(vec![Wire(Msix, 2..3)]));
             assert_eq!(wiring.wire(1, vec![Some('c')]), Ok(vec![Wire(Msix, 1..2)]));
+        }
+    }
+
+    fn copied(wiring: &Wiring<char>) -> WiredEvents<char> {
+        let WiredEvents { vectors, pin, live } = wiring.wired();
+        let vectors = vectors.into_iter().map(|(at, event)| (at, *event)).collect();
+        WiredEvents { vectors, pin: pin.copied(), live }
+    }
+
+    #[test]
+    fn a_function_that_goes_on_is_wired_as_it_was_and_nothing_is_asked_of_the_kernel_for_it() {
+        let mut wiring = Wiring::new(2, 8, false);
+        assert!(wiring.wire(0, vec![Some('a'), None, Some('c')]).is_ok());
+        wiring.wire_pin(Some('p'));
+        let go_on = |wired| Wiring::new(2, 8, false).with_events(wired, Some(Msix)).unwrap();
+        let mut after = go_on(copied(&wiring));
+        assert_eq!(after.live_messages(), Some(Msix));
+        assert_eq!(after.wire(1, vec![Some('b')]), Ok(vec![Wire(Msix, 1..2)]));
+        assert_eq!(after.events(Msix, 0..3), [Some(&'a'), Some(&'b'), Some(&'c')]);
+        assert_eq!(after.unwire(), [Off(Msix), Wire(Intx, 0..1)]);
+        let mut after = go_on(copied(&after));
+        assert!(after.pin_is_live());
+        assert_eq!(after.wire_pin(None), [Off(Intx)]);
+        assert_eq!(go_on(copied(&after)).wire_pin(None), []);
+    }
+
+    #[test]
+    fn vectors_that_a_function_has_not_are_refused_where_it_goes_on() {
+        let refused = |vectors, live| {
+            let wired = WiredEvents { vectors, pin: None, live };
+            Wiring::new(1, 4, false).with_events(wired, None).err()
+        };
+        assert_eq!(refused(vec![(3, 'a')], Some((Msix, 4))), None);
+        for (vectors, live) in [
+            (vec![(4, 'a')], None),
+            (Vec::new(), Some((Msi, 2))),
+            (Vec::new(), Some((Msix, 5))),
+            (Vec::new(), Some((InterruptIndex::Error, 1))),
+        ] {
+            assert_eq!(refused(vectors, live), Some(NoVector), "{live:?}");
         }
     }
 

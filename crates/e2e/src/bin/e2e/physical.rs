@@ -97,6 +97,48 @@ const USERS: &str = r#"
     refused borrow alpha/d0 --for beta --isolation strict
 "#;
 
+/// The nodes of lender and borrower are restarted in place under load. The user notices nothing, what it gave is lent as
+/// before, and taken away as ever: by the next node of the lender's.
+const RESTARTED: &str = r#"
+    dmesg -C
+    # A program that can go on, and is not there when it is to: what was saved is taken back.
+    gone() {
+        printf '%s\n' '#!/bin/sh' 'cat >/dev/null; rm "$0"; echo ready to go on' >program
+        chmod +x program
+        refused restart alpha --program /tmp/program
+        grep 'No such file' refused
+    }
+    borrow alpha/d0 --for beta --msix
+    rm -f end lasting; physical $socket lasting end >lasting 2>&1 &
+    user=$!
+    until_ok grep busy lasting
+    rackbus reach alpha/d0 >before
+    for n in 1 2 3; do
+        until_ok rackbus restart alpha
+        until_ok rackbus restart beta
+        until_ok gone
+    done
+    rackbus restart alpha
+    rackbus reach alpha/d0 >after
+    cat after
+    cmp before after
+    touch end
+    wait $user || { cat lasting; exit 1; }
+    cat lasting
+    rm -f busy; physical $socket busy >busy 2>&1 &
+    user=$!
+    until_ok grep busy busy
+    until_ok rackbus restart alpha
+    rackbus return $lease
+    if wait $user; then exit 1; fi
+    cat busy
+    borrow alpha/d0 --for gamma --msix
+    physical $socket verify
+    physical $socket stray
+    rackbus return $lease
+    if dmesg | grep 'WARNING: '; then exit 1; fi
+"#;
+
 /// Who keeps registers that it mapped has none of them when its lease has ended, and keeps the function from others.
 const KEEPER: &str = r#"
     borrow alpha/d0 --for beta
@@ -117,7 +159,7 @@ const TAKEN_AWAY: &str = r#"
     socket=$(echo /run/rackbus/metal/gamma/functions/d0.*.sock)
     rm -f busy; physical $socket busy >busy 2>&1 &
     until_ok grep busy busy
-    refused restart alpha
+    until_ok rackbus restart alpha
     rackbus lend $drive --return --force
     [ $(driver $drive) = nvme ]
     until_ok grep 'lender is gone' busy
@@ -165,8 +207,7 @@ const CARD: &str = r#"
     [ -z "$(ls /run/rackbus-lent)" ]
 "#;
 
-/// Peer-to-peer: a drive of the machine, and a modelled one, reach a BAR of the machine's memory and a modelled one.
-/// When the memory is given back, nobody reaches it, and the next user has it.
+/// Peer-to-peer: a drive of the machine reaches a BAR of a modelled function.
 const PEERS: &str = r#"
     shared=$(at 0x050000)
     printf 'name = "peers"
@@ -187,10 +228,27 @@ const PEERS: &str = r#"
     rackbus up peers.toml >/dev/null 2>&1
     for name in alpha/d0 alpha/s0 beta/n0 beta/m0; do
         borrow $name --for gamma --group p
-        eval "${name#*/}=$socket; lease_${name#*/}=$lease"
+        echo "${name#*/}=$socket; lease_${name#*/}=$lease" >>borrowed
     done
+    . ./borrowed
     physical $d0 reach $m0
-    physical $d0 reach $s0
+"#;
+
+/// It reaches a BAR of the machine's memory, also while the node of both is restarted in place.
+const PEERS_RESTARTED: &str = r#"
+    . ./borrowed
+    physical $d0 reach $s0 >reached 2>&1 &
+    user=$!
+    until_ok sh -c 'rackbus reach alpha/d0 | grep "alpha/s0"'
+    until_ok rackbus restart alpha
+    rackbus reach alpha/d0
+    wait $user || { cat reached; exit 1; }
+    cat reached
+"#;
+
+/// A modelled drive reaches both. When the memory is given back, nobody reaches it, and the next user has it.
+const PEERS_MODELLED: &str = r#"
+    . ./borrowed
     physical $n0 reach $s0
     physical $n0 reach $m0
     rackbus return $lease_s0
@@ -231,10 +289,13 @@ pub fn lent(world: &mut RackWithGuests) -> Result<()> {
     run(&mut guest, RACK)?;
     let said = run(&mut guest, USERS)?;
     ensure!(said.contains("runs whole at its lender"), "why not strictly is not said: {said}");
+    run(&mut guest, RESTARTED)?;
     let said = run(&mut guest, KEEPER)?;
     ensure!(said.contains("maps registers"), "who keeps it is not said: {said}");
     run(&mut guest, TAKEN_AWAY)?;
     run(&mut guest, CARD)?;
     run(&mut guest, PEERS)?;
+    run(&mut guest, PEERS_RESTARTED)?;
+    run(&mut guest, PEERS_MODELLED)?;
     guest.stop(rack)
 }
