@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_memory::packets::Packet;
 use rackbus_memory::window::{AskingPace, ReadBuffer};
-use rackbus_memory::{Access, AdaptiveSpin, PacketStream, Region, StreamError, window};
+use rackbus_memory::{
+    Access, AdaptiveSpin, AsHandle, HandleRef, Handles, PacketStream, Region, StreamError, window,
+};
 use rackbus_segment::guest::{
     EXCHANGE, GREETING, GuestChannel, GuestFrame, MAX_FRAME, SESSION, TAG, object_name, proof,
     to_exchange,
@@ -153,13 +155,13 @@ impl Conversation {
     /// round: a guest's kernel that has no window would give pages of its own, which nobody else sees.
     fn prove(&self) -> Result<(), AttachError> {
         let refused = |why| WindowError { folder: self.session.folder.clone(), why };
-        let (frame, mut files) = self.next(None).map_err(AttachError::Gone)?;
+        let (frame, mut handles) = self.next(None).map_err(AttachError::Gone)?;
         if frame.message != GREETING {
             return Err(AttachError::Protocol);
         }
-        let page = files.pop().ok_or(AttachError::NoDescriptors)?;
+        let page = handles.resource().map_err(|_| AttachError::NoDescriptors)?;
         let both = Access::READ | Access::WRITE;
-        let page = Region::map(page.as_fd(), 0, PAGE, both)
+        let page = Region::map_at(None, page.as_handle(), 0, PAGE, both)
             .map_err(|_| refused("its files cannot be mapped"))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let word = now.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40) | 1;
@@ -178,8 +180,8 @@ impl Conversation {
         }
     }
 
-    /// The next message with its files.
-    fn next(&self, deadline: Option<Instant>) -> Result<(GuestFrame, Vec<OwnedFd>), StreamError> {
+    /// The next message with what leads to its files.
+    fn next(&self, deadline: Option<Instant>) -> Result<(GuestFrame, Handles), StreamError> {
         let mut incoming = lock(&self.incoming);
         let Incoming { buffer, exchanged, pace } = &mut *incoming;
         loop {
@@ -213,10 +215,10 @@ impl Conversation {
             let opened = frame.objects.iter().map(|number| self.file(*number));
             let files: Result<Vec<OwnedFd>, std::io::Error> = opened.collect();
             return Ok(match files {
-                Ok(files) => (frame, files),
+                Ok(files) => (frame, Handles::of_descriptors(files)),
                 Err(_) => {
                     frame.lost = true;
-                    (frame, Vec::new())
+                    (frame, Handles::new())
                 }
             });
         }
@@ -258,7 +260,7 @@ impl Conversation {
 }
 
 impl PacketStream for Conversation {
-    fn send(&self, message: &[u8], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, message: &[u8], _handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         if self.session.over.load(Ordering::Acquire) {
             return Err(StreamError::Closed);
         }
@@ -295,10 +297,10 @@ impl PacketStream for Conversation {
         _spin: &mut AdaptiveSpin,
         deadline: Option<Instant>,
     ) -> Result<Packet, StreamError> {
-        let (frame, fds) = self.next(deadline)?;
+        let (frame, handles) = self.next(deadline)?;
         let room = buffer.get_mut(..frame.message.len());
         room.ok_or(StreamError::Socket(Errno::MSGSIZE))?.copy_from_slice(&frame.message);
-        Ok(Packet { length: frame.message.len(), fds, lost: frame.lost })
+        Ok(Packet { length: frame.message.len(), handles, lost: frame.lost })
     }
 
     fn wait_sendable(&self) {}

@@ -6,7 +6,6 @@
 mod data;
 mod remote;
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 use rackbus_memory::doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 use rackbus_memory::region::RegionError;
 use rackbus_memory::ring::{Producer, RingLayout};
-use rackbus_memory::{Access, AdaptiveSpin, PeerEvent, Region};
+use rackbus_memory::{Access, AdaptiveSpin, AsHandle, Handles, Region, ResourceHandle};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
     BROADCAST_NODE, DATA_SLOTS, InterruptKind, MAX_DATA, NodeId, Refusal, Reply, SessionRequest,
@@ -96,11 +95,11 @@ impl Line {
         shared: bool,
     ) -> Result<Line, AttachError> {
         let request = SessionRequest::CreateInterrupt { kind, number, shared };
-        let (made, reply, fds) = session.make(&request)?;
+        let (made, reply, mut handles) = session.make(&request)?;
         let Reply::Interrupt { interrupt: handle, number, rung } = reply else {
             return Err(AttachError::Protocol);
         };
-        let bell = Arc::new(bell(&mut fds.into_iter())?);
+        let bell = Arc::new(bell(&mut handles)?);
         made.claim();
         let (session, ended) = (session.clone(), AtomicBool::new(false));
         Ok(Line { session, handle, number, rung, bell, shared, ended, spin: AtomicU64::new(0) })
@@ -163,19 +162,15 @@ pub(crate) fn in_time(deadline: Option<Instant>) -> Result<(), InterruptError> {
 }
 
 /// The doorbell that a node passed: its line, then its event.
-fn bell(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Doorbell, AttachError> {
-    let (Some(line), Some(event)) = (fds.next(), fds.next()) else {
-        return Err(AttachError::Protocol);
-    };
-    let region = shared(&line, DOORBELL_BYTES)?;
-    let event = PeerEvent::new(event)
-        .map_err(|cause| AttachError::System { what: "an interrupt's event", cause })?;
+fn bell(handles: &mut Handles) -> Result<Doorbell, AttachError> {
+    let region = shared(&handles.resource()?, DOORBELL_BYTES)?;
+    let event = handles.event()?;
     Doorbell::new(region, 0, event).ok_or(AttachError::Protocol)
 }
 
-fn shared(file: &OwnedFd, bytes: usize) -> Result<Arc<Region>, RegionError> {
+fn shared(memory: &ResourceHandle, bytes: usize) -> Result<Arc<Region>, RegionError> {
     let access = Access::READ | Access::WRITE;
-    Ok(Arc::new(Region::map(file.as_fd(), 0, bytes as u64, access)?))
+    Ok(Arc::new(Region::map_at(None, memory.as_handle(), 0, bytes as u64, access)?))
 }
 
 impl Session {

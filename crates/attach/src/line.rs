@@ -1,13 +1,11 @@
 //! The socket of a process' requests to its node, which answers them in their order. A request
 //! whose answer tells nothing is not waited for: its answer is taken in before a later one's.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
+use rackbus_memory::{AdaptiveSpin, HandleRef, Handles, PacketStream, StreamError};
 use rackbus_segment::message::{Reply, SessionRequest, decode, encode};
 
 use crate::session::AttachError;
@@ -47,13 +45,13 @@ impl RequestSocket {
         Ok(())
     }
 
-    /// Asks the node; what it answers, with the descriptors beside it.
+    /// Asks the node; what it answers, with what came beside it.
     pub(crate) fn call(
         &mut self,
         request: &SessionRequest,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
-        let (reply, fds, lost) = self.ask(request, fds)?;
+        handles: &[HandleRef<'_>],
+    ) -> Result<(Reply, Handles), AttachError> {
+        let (reply, beside, lost) = self.ask(request, handles)?;
         if lost {
             // What was made is of no use without what came beside it.
             if let Some(end) = ending(&reply) {
@@ -61,22 +59,22 @@ impl RequestSocket {
             }
             return Err(AttachError::NoDescriptors);
         }
-        Ok((reply, fds))
+        Ok((reply, beside))
     }
 
     fn ask(
         &mut self,
         request: &SessionRequest,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Vec<OwnedFd>, bool), AttachError> {
+        handles: &[HandleRef<'_>],
+    ) -> Result<(Reply, Handles, bool), AttachError> {
         let request = encode(request);
-        self.with_room(|packets| packets.send(&request, fds))?;
+        self.with_room(|packets| packets.send(&request, handles))?;
         while self.owed > 0 {
             self.take_owed()?;
         }
         let packet = self.answer()?;
         let reply = self.buffer.get(..packet.length).and_then(decode);
-        Ok((reply.ok_or(AttachError::Protocol)?, packet.fds, packet.lost))
+        Ok((reply.ok_or(AttachError::Protocol)?, packet.handles, packet.lost))
     }
 
     /// Sends when the node has room for it: one that has none now is there all the same.
@@ -113,7 +111,7 @@ impl RequestSocket {
             self.packets.shut_down();
             AttachError::Gone(cause)
         })?;
-        packet.fds.iter().for_each(keep_room);
+        packet.handles.keep_room();
         Ok(packet)
     }
 }

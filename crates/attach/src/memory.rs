@@ -2,12 +2,11 @@
 
 mod follower;
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rackbus_memory::region::RegionError;
-use rackbus_memory::{Access, DmaSlice, PinnedSlice, Region};
+use rackbus_memory::{Access, AsHandle, DmaSlice, PinnedSlice, Region, ResourceHandle};
 use rackbus_segment::Handle;
 
 use crate::events::Watch;
@@ -89,7 +88,7 @@ pub(crate) struct MappedMemory {
 
 #[derive(Debug)]
 struct State {
-    file: Option<Arc<OwnedFd>>,
+    file: Option<ResourceHandle>,
     regions: Vec<Weak<Region>>,
     followers: Vec<Weak<dyn Follower>>,
     frozen: bool,
@@ -100,13 +99,13 @@ struct State {
 }
 
 impl MappedMemory {
-    pub(crate) fn new(file: Option<OwnedFd>, write: bool, size: u64) -> Arc<MappedMemory> {
+    pub(crate) fn new(file: Option<ResourceHandle>, write: bool, size: u64) -> Arc<MappedMemory> {
         let access = match write {
             true => Access::READ | Access::WRITE,
             false => Access::READ,
         };
         let state = State {
-            file: file.map(Arc::new),
+            file,
             regions: Vec::new(),
             followers: Vec::new(),
             frozen: false,
@@ -125,8 +124,8 @@ impl MappedMemory {
         self.access.contains(Access::WRITE)
     }
 
-    pub(crate) fn set_file(&self, file: OwnedFd) {
-        self.lock().file = Some(Arc::new(file));
+    pub(crate) fn set_file(&self, file: ResourceHandle) {
+        self.lock().file = Some(file);
     }
 
     /// Adds a mapping that was made otherwise.
@@ -147,7 +146,7 @@ impl MappedMemory {
     ) -> Result<Mapping, AttachError> {
         let (mut state, file) = self.at_rest((offset, length))?;
         let access = if read_only { Access::READ } else { self.access };
-        let region = Region::map_at(address, file.as_fd(), offset, length, access)?;
+        let region = Region::map_at(address, file.as_handle(), offset, length, access)?;
         let region = Arc::new(region);
         state.regions.retain(|region| region.strong_count() > 0);
         state.regions.push(Arc::downgrade(&region));
@@ -158,7 +157,7 @@ impl MappedMemory {
     fn at_rest(
         &self,
         (offset, length): (u64, u64),
-    ) -> Result<(MutexGuard<'_, State>, Arc<OwnedFd>), AttachError> {
+    ) -> Result<(MutexGuard<'_, State>, ResourceHandle), AttachError> {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.size);
         if !inside || length == 0 {
             return Err(RegionError::OutOfFile { offset, length, file_size: self.size }.into());
@@ -189,7 +188,7 @@ impl MappedMemory {
             drop(state);
             follower.take_up(&file);
             state = self.lock();
-            let stays = state.file.as_ref().is_some_and(|now| Arc::ptr_eq(now, &file));
+            let stays = state.file.as_ref().is_some_and(|now| now.is_clone_of(&file));
             if stays && !state.frozen {
                 return Ok(());
             }
@@ -244,7 +243,7 @@ impl MappedMemory {
     pub(crate) fn adopt(
         &self,
         (offset, length): (u64, u64),
-        file: OwnedFd,
+        file: ResourceHandle,
         from: u64,
         whole: bool,
     ) -> Result<(), RegionError> {
@@ -254,10 +253,10 @@ impl MappedMemory {
         }
         let regions: Vec<Arc<Region>> = state.regions.iter().filter_map(Weak::upgrade).collect();
         let outcomes =
-            regions.iter().map(|region| region.adopt(offset, length, file.as_fd(), from));
+            regions.iter().map(|region| region.adopt(offset, length, file.as_handle(), from));
         let outcome = outcomes.fold(Ok(()), Result::and);
         if whole {
-            state.file = Some(Arc::new(file));
+            state.file = Some(file);
         }
         outcome
     }
@@ -338,8 +337,11 @@ mod tests {
     fn counts_while_it_moves(mut seed: u64) {
         const SIZE: u64 = 8 * 4096 + 100;
         const WRITERS: u64 = 3;
-        let memory =
-            MappedMemory::new(Some(SharedMemory::reserve("first", SIZE).unwrap()), true, SIZE);
+        let memory = MappedMemory::new(
+            Some(ResourceHandle::of_descriptor(SharedMemory::reserve("first", SIZE).unwrap())),
+            true,
+            SIZE,
+        );
         let stop = AtomicBool::new(false);
         let mappings: Vec<(Mapping, usize, usize)> = (0..WRITERS)
             .map(|writer| {
@@ -370,9 +372,10 @@ mod tests {
             for _ in 0..20 {
                 memory.freeze(0, SIZE).unwrap();
                 let old = memory.lock().file.clone().unwrap();
-                let new = SharedMemory::reserve("next", SIZE).unwrap();
+                let new =
+                    ResourceHandle::of_descriptor(SharedMemory::reserve("next", SIZE).unwrap());
                 if !next(&mut seed).is_multiple_of(4) {
-                    copy_sparse((&*old, 0), (&new, 0), SIZE).unwrap();
+                    copy_sparse((old.as_descriptor(), 0), (new.as_descriptor(), 0), SIZE).unwrap();
                     memory.adopt((0, SIZE), new, 0, true).unwrap();
                 }
                 memory.unfreeze();
@@ -408,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_writer_goes_on_when_the_move_that_it_waits_for_never_ends() {
-        let file = SharedMemory::reserve("test", 8192).unwrap();
+        let file = ResourceHandle::of_descriptor(SharedMemory::reserve("test", 8192).unwrap());
         let memory = MappedMemory::new(Some(file), true, 8192);
         let mapping = memory.map((0, 8192), None, false).unwrap();
         memory.freeze(0, 8192).unwrap();
@@ -428,7 +431,8 @@ mod tests {
 
     #[test]
     fn nobody_writes_before_all_mappings_have_moved() {
-        let (old, new) = (SharedMemory::reserve("old", 8192), SharedMemory::reserve("new", 8192));
+        let reserve = |name| SharedMemory::reserve(name, 8192).map(ResourceHandle::of_descriptor);
+        let (old, new) = (reserve("old"), reserve("new"));
         let memory = MappedMemory::new(Some(old.unwrap()), true, 8192);
         let (one, other) = (memory.map((0, 8192), None, false), memory.map((0, 8192), None, false));
         let (one, other) = (one.unwrap(), other.unwrap());

@@ -1,10 +1,9 @@
 //! Memory in the rack's address space: one host's process allocates it, opens pages to another
 //! host, and closes them again; the other host's processes reach them by their address.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::{Access, Region};
+use rackbus_memory::{Access, AsHandle, Handles, Region};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{NodeId, Reply, SessionRequest};
 
@@ -30,12 +29,11 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`] when so much is not left, or the size is not of whole pages.
     pub fn allocate(&self, size: u64) -> Result<Extent, AttachError> {
-        let (made, reply, fds) = self.make(&SessionRequest::Allocate { size })?;
-        let (Reply::Extent { extent: handle, address }, Some(file)) =
-            (reply, fds.into_iter().next())
-        else {
+        let (made, reply, mut handles) = self.make(&SessionRequest::Allocate { size })?;
+        let Reply::Extent { extent: handle, address } = reply else {
             return Err(AttachError::Protocol);
         };
+        let file = handles.resource()?;
         let memory = MappedMemory::new(Some(file), true, size);
         let mapping = memory.map((0, size), None, false)?;
         // Its pages move one by one: the file as a whole is never mapped again, hence no size.
@@ -51,7 +49,7 @@ impl Session {
     /// # Errors
     /// [`AttachError::Refused`]: nobody opened them to this host, or they are not there.
     pub fn map_pages(&self, address: u64, length: u64) -> Result<RemotePages, AttachError> {
-        let (reply, fds) = self.call(&SessionRequest::MapPages { address, length })?;
+        let (reply, handles) = self.call(&SessionRequest::MapPages { address, length })?;
         let Reply::Pages { connection: handle, lengths, write } = reply else {
             return Err(AttachError::Protocol);
         };
@@ -63,24 +61,22 @@ impl Session {
             // Only the guest's own kernel would keep a process from storing.
             return Err(AttachError::ReadOnly);
         }
-        let region = pieces(&lengths, fds, write)?;
+        let region = pieces(&lengths, handles, write)?;
         Ok(RemotePages { _held: held, mapping: Mapping::new(Arc::new(region)), write, watch })
     }
 }
 
 /// One mapping of several pieces of memory, one after the other.
-fn pieces(lengths: &[u64], fds: Vec<OwnedFd>, write: bool) -> Result<Region, AttachError> {
-    if lengths.len() != fds.len() {
-        return Err(AttachError::Protocol);
-    }
+fn pieces(lengths: &[u64], mut handles: Handles, write: bool) -> Result<Region, AttachError> {
     let access = if write { Access::READ | Access::WRITE } else { Access::READ };
     let total = lengths.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
     let region = Region::reserve(total.ok_or(AttachError::Protocol)?, access)?;
     let mut at = 0;
-    for (length, file) in lengths.iter().zip(fds) {
-        region.adopt(at, *length, file.as_fd(), 0)?;
+    for length in lengths {
+        region.adopt(at, *length, handles.resource()?.as_handle(), 0)?;
         at += length;
     }
+    handles.finish()?;
     Ok(region)
 }
 

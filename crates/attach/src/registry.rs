@@ -4,15 +4,13 @@
 //! heard of yet are kept until it is. The thread that listens answers what concerns moved memory by itself.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use rackbus_memory::descriptors::keep_room;
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketStream, StreamError};
+use rackbus_memory::{AdaptiveSpin, Handles, PacketStream, ResourceHandle, StreamError};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{ConnectionChange, Notice, Refusal, SessionEvent, decode, encode};
 
@@ -45,23 +43,23 @@ pub(crate) struct Registry {
 #[derive(Debug, Default)]
 struct Unwatched {
     /// Events about things whose making has not been heard of yet: they come on another socket. The last one is first.
-    early: VecDeque<(Handle, SessionEvent, Vec<OwnedFd>)>,
-    /// What was given back last. Events about it may still come, which nobody is to keep, nor the descriptors beside them.
+    early: VecDeque<(Handle, SessionEvent, Handles)>,
+    /// What was given back last. Events about it may still come, which nobody is to keep, nor the handles beside them.
     forgotten: VecDeque<Handle>,
 }
 
 impl Unwatched {
-    fn keep(&mut self, handle: Handle, event: SessionEvent, fds: Vec<OwnedFd>) {
+    fn keep(&mut self, handle: Handle, event: SessionEvent, handles: Handles) {
         if self.forgotten.contains(&handle) {
             return;
         }
         // What is forgotten already is soon the oldest.
         self.early.truncate(MOST_EARLY);
-        self.early.push_front((handle, event, fds));
+        self.early.push_front((handle, event, handles));
     }
 
     /// Takes the events that came early for `handle`, the first one last.
-    fn take(&mut self, handle: Handle) -> Vec<(Handle, SessionEvent, Vec<OwnedFd>)> {
+    fn take(&mut self, handle: Handle) -> Vec<(Handle, SessionEvent, Handles)> {
         self.forgotten.retain(|it| *it != handle);
         let (mine, others): (Vec<_>, Vec<_>) =
             self.early.drain(..).partition(|(about, ..)| *about == handle);
@@ -168,8 +166,8 @@ impl Registry {
         if let (Some((offset, length)), Some(memory)) = (hidden, self.memory(handle)) {
             memory.hide(offset, length);
         }
-        for (_, event, fds) in early.into_iter().rev() {
-            self.heard(event, fds, events);
+        for (_, event, handles) in early.into_iter().rev() {
+            self.heard(event, handles, events);
         }
         if self.gone.load(Ordering::Acquire) {
             self.all_gone();
@@ -200,9 +198,9 @@ impl Registry {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 20_000));
         while let Ok(packet) = events.receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
         {
-            packet.fds.iter().for_each(keep_room);
+            packet.handles.keep_room();
             match buffer.get(..packet.length).and_then(decode::<SessionEvent>) {
-                Some(event) => self.came(event, packet.fds, events),
+                Some(event) => self.came(event, packet.handles, events),
                 None => break,
             }
         }
@@ -214,9 +212,9 @@ impl Registry {
         self.finished.end();
     }
 
-    fn came(&self, event: SessionEvent, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
+    fn came(&self, event: SessionEvent, handles: Handles, events: &dyn PacketStream) {
         let _order = lock(&self.order);
-        self.heard(event, fds, events);
+        self.heard(event, handles, events);
     }
 
     /// The node is gone, and with it everything that was had through it.
@@ -241,11 +239,11 @@ impl Registry {
     }
 
     /// Deals with an event; the caller holds `order`.
-    fn heard(&self, event: SessionEvent, fds: Vec<OwnedFd>, events: &dyn PacketStream) {
+    fn heard(&self, event: SessionEvent, mut handles: Handles, events: &dyn PacketStream) {
         if let Some(handle) = about(&event) {
             let mut unwatched = lock(&self.unwatched);
             if !lock(&self.watched).contains_key(&handle) {
-                return unwatched.keep(handle, event, fds);
+                return unwatched.keep(handle, event, handles);
             }
         }
         match event {
@@ -262,8 +260,8 @@ impl Registry {
                 self.deliver(connection, SegmentEvent::Remote(change));
             }
             SessionEvent::Sender { interrupt, ring } => {
-                if let (Some(rings), Some(file)) = (self.rings(interrupt), fds.into_iter().next())
-                    && let Err(error) = rings.add(ring, file)
+                if let (Some(rings), Ok(memory)) = (self.rings(interrupt), handles.resource())
+                    && let Err(error) = rings.add(ring, &memory)
                 {
                     tracing::error!(%error, "a sender of data interrupts could not be added");
                 }
@@ -279,8 +277,8 @@ impl Registry {
                 }
             }
             SessionEvent::Adopt { ticket, keeper, offset, length, from } => {
-                if let Some(file) = fds.into_iter().next() {
-                    self.adopt(keeper, (offset, length), file, from);
+                if let Ok(memory) = handles.resource() {
+                    self.adopt(keeper, (offset, length), memory, from);
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }
@@ -319,12 +317,12 @@ impl Registry {
         true
     }
 
-    /// Maps `file` from `from` in the place of the part `(offset, length)`, which was moved.
-    fn adopt(&self, keeper: Handle, part: (u64, u64), file: OwnedFd, from: u64) {
+    /// Maps `moved` from `from` in the place of the part `(offset, length)`, which was moved.
+    fn adopt(&self, keeper: Handle, part: (u64, u64), moved: ResourceHandle, from: u64) {
         let watched = self.get(keeper);
         let whole = watched.as_ref().is_some_and(|it| part == (0, it.size));
         if let Some(memory) = watched.and_then(|it| it.memory.upgrade())
-            && let Err(error) = memory.adopt(part, file, from, whole)
+            && let Err(error) = memory.adopt(part, moved, from, whole)
         {
             tracing::error!(%error, "moved memory cannot be mapped");
         }

@@ -1,9 +1,8 @@
 //! Segments: this process' own, and those it is connected to.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rackbus_memory::Region;
+use rackbus_memory::{AsHandle, Region, ResourceHandle};
 use rackbus_segment::Handle;
 use rackbus_segment::guest::ReadOnly;
 use rackbus_segment::message::{
@@ -71,11 +70,12 @@ impl Session {
         callback: Option<Callback>,
     ) -> Result<LocalSegment, AttachError> {
         let SegmentOptions { id, choose, size, kind } = *options;
-        let (reply, fds) = self.call(&SessionRequest::CreateSegment { id, choose, size, kind })?;
+        let (reply, mut handles) =
+            self.call(&SessionRequest::CreateSegment { id, choose, size, kind })?;
         let Reply::Created { segment: handle, id, address } = reply else {
             return Err(AttachError::Protocol);
         };
-        let memory = MappedMemory::new(fds.into_iter().next(), true, size);
+        let memory = MappedMemory::new(handles.resource().ok(), true, size);
         let watch = Watch::new(callback);
         let watched = Watched {
             watch: Arc::downgrade(&watch),
@@ -162,10 +162,9 @@ impl Session {
         (watch, first): (&Arc<Watch>, &dyn Fn()),
     ) -> Result<RemoteSegment, AttachError> {
         let request = SessionRequest::Connect { node, id, timeout_ms, what };
-        let (made, reply, fds) = self.make(&request)?;
-        let (Reply::Connected(connected), Some(file)) = (reply, fds.into_iter().next()) else {
-            return Err(AttachError::Protocol);
-        };
+        let (made, reply, mut handles) = self.make(&request)?;
+        let Reply::Connected(connected) = reply else { return Err(AttachError::Protocol) };
+        let file = handles.resource()?;
         let Connected { connection: handle, size, write, address } = connected;
         if !write && self.in_guest() {
             return Err(ReadOnly { node, segment: id }.into());
@@ -297,9 +296,9 @@ impl LocalSegment {
         Ok(())
     }
 
-    fn ask_memory(&self) -> Result<OwnedFd, AttachError> {
+    fn ask_memory(&self) -> Result<ResourceHandle, AttachError> {
         match self.session.call(&SessionRequest::GiveMemory { segment: self.handle })? {
-            (Reply::Memory, fds) => fds.into_iter().next().ok_or(AttachError::Protocol),
+            (Reply::Memory, mut handles) => Ok(handles.resource()?),
             _ => Err(AttachError::Protocol),
         }
     }
@@ -319,7 +318,7 @@ impl LocalSegment {
     pub unsafe fn register(&self, address: usize) -> Result<Mapping, AttachError> {
         let file = self.ask_memory()?;
         // SAFETY: as the caller says.
-        let region = unsafe { Region::map_over(address, file.as_fd(), self.size) }?;
+        let region = unsafe { Region::map_over(address, file.as_handle(), self.size) }?;
         let region = Arc::new(region);
         self.memory.keep(&region);
         self.memory.set_file(file);

@@ -4,14 +4,15 @@
 //! second one, on which a thread answers what concerns moved memory by itself. So a call never
 //! waits for an event, and an event never for a callback.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::copy::published;
 use rackbus_memory::region::RegionError;
-use rackbus_memory::{PacketStream, Packets, StreamError, threads};
+use rackbus_memory::{
+    AsHandle, HandleError, HandleRef, Handles, PacketStream, Packets, StreamError, threads,
+};
 use rackbus_segment::message::{
     LockHolder, NodeId, Refusal, Reply, SegmentAccess, SegmentEntry, SegmentId, SessionRequest,
     VERSION, Welcome,
@@ -55,6 +56,9 @@ pub enum AttachError {
     /// The node answered something that makes no sense.
     #[error("the host's node does not speak this protocol; use the library of its version")]
     Protocol,
+    /// What came beside an answer of the node's is not what belongs to it.
+    #[error("the host's node does not speak this protocol ({0}); use the library of its version")]
+    Handles(#[from] HandleError),
     /// The process may not have another descriptor. Nothing was made, all that it has stays.
     #[error("the process has no more file descriptors; raise its limit of open files (ulimit -n)")]
     NoDescriptors,
@@ -165,7 +169,7 @@ impl Session {
         let failed = |what| move |cause| AttachError::System { what, cause };
         let (events, theirs) = Packets::pair().map_err(failed("socketpair"))?;
         let line = RequestSocket::new(Arc::new(packets));
-        let passed: Vec<BorrowedFd<'_>> = [theirs.as_fd()].into_iter().chain(published()).collect();
+        let passed: Vec<_> = [theirs.as_handle()].into_iter().chain(published()).collect();
         Session::begin(line, Arc::new(events), &passed, false)
     }
 
@@ -173,7 +177,7 @@ impl Session {
     fn begin(
         mut line: RequestSocket,
         events: Arc<dyn PacketStream>,
-        theirs: &[BorrowedFd<'_>],
+        theirs: &[HandleRef<'_>],
         in_guest: bool,
     ) -> Result<Session, AttachError> {
         let failed = |what| move |cause| AttachError::System { what, cause };
@@ -322,16 +326,13 @@ impl Session {
     pub(crate) fn make(
         &self,
         request: &SessionRequest,
-    ) -> Result<(Unclaimed<'_>, Reply, Vec<OwnedFd>), AttachError> {
-        let (reply, fds) = self.call(request)?;
-        Ok((Unclaimed { session: self, ending: ending(&reply) }, reply, fds))
+    ) -> Result<(Unclaimed<'_>, Reply, Handles), AttachError> {
+        let (reply, handles) = self.call(request)?;
+        Ok((Unclaimed { session: self, ending: ending(&reply) }, reply, handles))
     }
 
     /// Asks the node; a refusal is an error.
-    pub(crate) fn call(
-        &self,
-        request: &SessionRequest,
-    ) -> Result<(Reply, Vec<OwnedFd>), AttachError> {
+    pub(crate) fn call(&self, request: &SessionRequest) -> Result<(Reply, Handles), AttachError> {
         if !self.is_own() {
             return Err(AttachError::Forked);
         }

@@ -21,7 +21,7 @@ use rackbus_link::{
     Connect, Conversation, Hello, Link, Listener, OfferedMedium, Purpose, VERSIONS,
 };
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, CarriedSession, Carrier};
+use rackbus_memory::{Carried, CarriedSession, Carrier, Handles};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::{Engine, MediumAccess};
 
@@ -83,7 +83,9 @@ fn lend(listener: &dyn Listener) -> Result<(), BenchError> {
     let offer = offer.map_err(failed)?.map_err(failed)?;
     let stream = incoming.accept().map_err(failed)?;
     let (class, description) = (offer.class.to_owned(), offer.description);
-    OfferedMedium { class, description, session: None }.send(&*stream, &[]).map_err(failed)?;
+    OfferedMedium { class, description, session: None }
+        .send(&*stream, &Handles::new())
+        .map_err(failed)?;
     stream.wait_closed();
     Ok(())
 }

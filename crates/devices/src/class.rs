@@ -108,7 +108,7 @@ pub trait Class: Sync {
         end: InheritedEnd,
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
-        self.front(description, MediumAccess::Files(end.files), lost)
+        self.front(description, MediumAccess::Handles(end.into_handles()), lost)
     }
 }
 
@@ -251,9 +251,9 @@ pub enum FrontError {
     /// What was offered is not fit.
     #[error(transparent)]
     Exchange(#[from] rackbus_memory::ExchangeError),
-    /// It came with the wrong number of files.
-    #[error("{0} descriptors came with the medium, not {1}")]
-    Files(usize, usize),
+    /// What should lead to the medium does not, or is not all there.
+    #[error("what leads to the medium: {0}")]
+    Handles(#[from] rackbus_memory::HandleError),
     /// It would take more memory of its host than that has.
     #[error(
         "the device has {} of memory of its own, which would be this host's, and the rack file gives this host {}; \

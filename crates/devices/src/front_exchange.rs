@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::exchange::{ExchangeLayout, MESSAGE_BYTES};
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice};
+use rackbus_memory::{
+    Carried, Exchange, ExchangeError, ExchangeHandles, InheritedEnd, PinnedSlice,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::lost::Lost;
@@ -22,16 +24,16 @@ pub(crate) struct FrontExchange {
 }
 
 impl FrontExchange {
-    /// Over files that the other node offered.
+    /// Over what the other node offered.
     ///
     /// # Errors
-    /// [`ExchangeError`] when these are not fit.
+    /// [`ExchangeError`] when that is not fit.
     pub(crate) fn join(
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         layout: ExchangeLayout,
         lost: Lost,
     ) -> Result<FrontExchange, ExchangeError> {
-        Ok(FrontExchange::new(Exchange::join(files, layout)?, lost))
+        Ok(FrontExchange::new(Exchange::join(handles, layout)?, lost))
     }
 
     /// Over what `carried` carries; `name` names it in the log.

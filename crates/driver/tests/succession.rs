@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_memory::{Event, Lending, Stream};
+use rackbus_memory::{Event, HandleRef, Handles, Lending, Stream};
 use rackbus_pci::Engine;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{
@@ -39,19 +39,21 @@ fn hand_over(to: &UnixStream, session: &UnixStream, saved: &SavedSession) {
     let counts = [bytes.len(), saved.medium.len(), saved.descriptors.len()];
     let head: Vec<u8> = counts.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
     to.send(&[&head, &bytes], &[]).unwrap();
-    fds.iter().for_each(|fd| to.send(&[&[0]], &[*fd]).unwrap());
+    let handles = fds.iter().map(|fd| HandleRef::of_descriptor(*fd));
+    handles.for_each(|handle| to.send(&[&[0]], &[handle]).unwrap());
 }
 
 fn take_over(from: &UnixStream) -> (UnixStream, SavedSession) {
     let mut head = [0; 24];
-    let mut fds = Vec::new();
-    from.receive(&mut head, &mut fds).unwrap();
+    let mut handles = Handles::new();
+    from.receive(&mut head, &mut handles).unwrap();
     let count = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap()) as usize;
     let mut bytes = vec![0; count(0)];
-    from.receive(&mut bytes, &mut fds).unwrap();
+    from.receive(&mut bytes, &mut handles).unwrap();
     for _ in 0..1 + count(8) + count(16) {
-        from.receive(&mut [0], &mut fds).unwrap();
+        from.receive(&mut [0], &mut handles).unwrap();
     }
+    let mut fds = handles.into_descriptors();
     let descriptors = fds.split_off(1 + count(8));
     let medium: Vec<OwnedFd> = fds.split_off(1);
     let state = SessionState::from_bytes(&bytes).unwrap();

@@ -5,7 +5,6 @@
 //! What the function may not reach stays as it was, and so does what it may not reach for a while. Whatever was done,
 //! the next tenant finds a function that works.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use rackbus_devices::accel::{MEDIUM_LAYOUT, front, front_again};
 use rackbus_devices::class::parse_rack;
 use rackbus_devices::{DeviceConfig, Folders, Lost};
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Access, Exchange, ExchangeFiles, InheritedEnd, SharedMemory};
+use rackbus_memory::{Access, Exchange, ExchangeHandles, Handles, InheritedEnd, SharedMemory};
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, MediumAccess, RestoreError, Saved, Work};
 use rackbus_spec::accel::{Completion, Descriptor, Operation, registers as reg};
@@ -59,7 +58,7 @@ fn lender() -> Endpoint {
 struct Apart {
     lender: Option<Endpoint>,
     description: String,
-    files: ExchangeFiles,
+    files: ExchangeHandles,
 }
 
 impl Apart {
@@ -81,12 +80,8 @@ fn at(page: u64) -> u64 {
     RAM + page * PAGE
 }
 
-fn copies(files: &ExchangeFiles) -> ExchangeFiles {
-    let copy = |file: &OwnedFd| file.try_clone().expect("there are descriptors");
-    ExchangeFiles {
-        memory: copy(&files.memory),
-        events: [copy(&files.events[0]), copy(&files.events[1])],
-    }
+fn copies(handles: &ExchangeHandles) -> Handles {
+    handles.try_clone().expect("there are descriptors").into()
 }
 
 impl Tenant {
@@ -96,8 +91,8 @@ impl Tenant {
             false => (model, None),
             true => {
                 let offer = model.serve_medium(None).expect("nobody has it");
-                let files = ExchangeFiles::try_from(offer.files).expect("there are three");
-                let access = MediumAccess::Files(copies(&files).into());
+                let files = ExchangeHandles::try_from(offer.handles).expect("there are three");
+                let access = MediumAccess::Handles(copies(&files));
                 let made = front(&offer.description, access, Lost::new(|| {}));
                 let made = Endpoint::new(made.expect("it is what was offered"));
                 (made, Some(Apart { lender: Some(model), description: offer.description, files }))
@@ -342,7 +337,8 @@ fn descriptor(input: &mut Input<'_>) -> Descriptor {
 fn say(tenant: &mut Tenant, input: &mut Input<'_>) {
     let Some(apart) = &tenant.apart else { return };
     let (to_front, tag) = (input.u8() & 1 != 0, u32::from(input.u8()));
-    let end = InheritedEnd { files: copies(&apart.files).into(), session: None };
+    let files = copies(&apart.files).into_descriptors();
+    let end = InheritedEnd { files, session: None };
     let side = if to_front { SessionSide::Answers } else { SessionSide::Asks };
     let other = Exchange::again(side, end, MEDIUM_LAYOUT);
     tenant.spoilt = true;

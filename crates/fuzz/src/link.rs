@@ -3,14 +3,13 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rackbus_identity::Versions;
 use rackbus_link::shm::{ShmLink, hear};
 use rackbus_link::{Connect, Hello, HelloReply, LinkError, Purpose, VERSIONS};
-use rackbus_memory::{Event, Stream};
+use rackbus_memory::{AsHandle, Event, Stream};
 
 use crate::input::Input;
 
@@ -58,7 +57,7 @@ fn say_hello(said: &[u8], passes: bool) {
     let (near, mut far) = UnixStream::pair().expect("there is room for it");
     let event = Event::new().expect("there is room for it");
     if passes && !said.is_empty() {
-        far.send(&[said], &[event.as_fd()]).expect("the socket takes it");
+        far.send(&[said], &[event.as_handle()]).expect("the socket takes it");
     } else {
         far.write_all(said).expect("the socket takes it");
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -15,7 +15,9 @@ use rackbus_fabric::rack::Rack;
 use rackbus_link::{
     Connect, Conversation, Hello, IncomingConnection, LinkError, Purpose, VERSIONS,
 };
-use rackbus_memory::{Carrier, PacketStream, SharedMemory, Stream, StreamError};
+use rackbus_memory::{
+    Carrier, HandleRef, Handles, PacketStream, SharedMemory, Stream, StreamError,
+};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
 use rackbus_net::{MacAddress, NetworkPort, Offload, PortOptions, PortSource, Stations};
 use rackbus_node::NetworkService;
@@ -153,11 +155,11 @@ impl Carrier for Peer {
 }
 
 impl Stream for Peer {
-    fn send(&self, _parts: &[&[u8]], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, _parts: &[&[u8]], _handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         Ok(())
     }
 
-    fn receive(&self, _buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, _buffer: &mut [u8], _handles: &mut Handles) -> Result<(), StreamError> {
         Err(StreamError::Closed)
     }
 

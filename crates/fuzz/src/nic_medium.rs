@@ -4,14 +4,12 @@
 //! A front that says anything gets no more than its places hold, and what it sends comes out as frames that there can be.
 //! Whatever it did, the next front has a port that works. A lender that says anything reaches nothing of the guest's.
 
-use std::os::fd::OwnedFd;
-
 use rackbus_devices::Lost;
 use rackbus_devices::class::front;
 use rackbus_devices::nic::CLASS;
 use rackbus_devices::nic::medium::LAYOUT;
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Exchange, ExchangeFiles, SharedMemory};
+use rackbus_memory::{Exchange, ExchangeHandles, SharedMemory};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
 use rackbus_net::{LocalNetwork, MacAddress, NetworkPort, Offload, PortSource};
 use rackbus_pci::{Endpoint, MediumAccess};
@@ -106,8 +104,7 @@ impl Lender {
 
     fn front(&mut self) -> Exchange {
         let offer = self.endpoint.serve_medium(None).expect("nobody has it");
-        let files: Vec<OwnedFd> = offer.files;
-        let files = ExchangeFiles::try_from(files).expect("there are three");
+        let files = ExchangeHandles::try_from(offer.handles).expect("there are three");
         Exchange::join(files, LAYOUT).expect("it is what was offered")
     }
 
@@ -201,7 +198,7 @@ fn hostile_lender(input: &mut Input<'_>) {
         "{{\"serial\":1,\"mac\":[2,0,0,0,0,1],\"mtu\":{},\"pairs\":1,\"rate\":null,\"up\":true}}",
         input.u16()
     );
-    let access = MediumAccess::Files(files.into());
+    let access = MediumAccess::Handles(files.into());
     let made = front(CLASS, &description, access, Lost::new(|| {})).expect("it is described");
     let mut driver = NicDriver::of(made);
     driver.enable(feature::VERSION_1, 16);

@@ -9,7 +9,7 @@ use rackbus_devices::class::front;
 use rackbus_devices::nvme::medium::{CLASS, LAYOUT};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_memory::exchange::MESSAGE_BYTES;
-use rackbus_memory::{Exchange, ExchangeFiles};
+use rackbus_memory::{Exchange, ExchangeHandles};
 use rackbus_pci::{Endpoint, MediumAccess};
 
 use crate::input::Input;
@@ -57,7 +57,7 @@ fn lender() -> Endpoint {
 
 fn join(lender: &mut Endpoint) -> Exchange {
     let offer = lender.serve_medium(None).expect("nobody has it");
-    let files = ExchangeFiles::try_from(offer.files).expect("there are three");
+    let files = ExchangeHandles::try_from(offer.handles).expect("there are three");
     Exchange::join(files, LAYOUT).expect("it is what was offered")
 }
 
@@ -130,7 +130,7 @@ fn hostile_lender(input: &mut Input<'_>) {
         "{{\"size\":{SIZE},\"block_size\":512,\"serial\":\"FUZZ\",\"model\":\"FUZZ\",\"volatile_cache\":{}}}",
         input.u8() & 1 == 0
     );
-    let (access, lost) = (MediumAccess::Files(files.into()), Lost::new(|| {}));
+    let (access, lost) = (MediumAccess::Handles(files.into()), Lost::new(|| {}));
     let made = front(CLASS, &description, access, lost.clone()).expect("it is described");
     let mut driver = NvmeDriver::of(made, NvmeConfig::memory(SIZE, "FUZZ"));
     driver.enable(16, false);

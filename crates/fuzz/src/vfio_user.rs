@@ -9,7 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_fabric::BarPlace;
-use rackbus_memory::{Access, Event, MemoryHandle, SharedMemory, Stream, StreamError};
+use rackbus_memory::{
+    Access, Event, HandleRef, Handles, MemoryHandle, SharedMemory, Stream, StreamError,
+};
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
@@ -123,7 +125,7 @@ impl Client {
 }
 
 impl Stream for Client {
-    fn send(&self, parts: &[&[u8]], _: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, parts: &[&[u8]], _: &[HandleRef<'_>]) -> Result<(), StreamError> {
         let bytes = parts.concat();
         let (reply, _) = MessageHeader::read_from_prefix(&bytes).expect("a reply has a header");
         assert_eq!(reply.message_size as usize, bytes.len(), "a reply's length is not its own");
@@ -135,12 +137,13 @@ impl Stream for Client {
         Ok(())
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
         let saying = &mut *lock(&self.said);
         while saying.left.len() < buffer.len() {
             let Some(next) = saying.said.next() else { return Err(StreamError::Closed) };
             saying.left.extend_from_slice(&next.bytes);
-            fds.extend(next.fds.into_iter().filter_map(|passed| self.fd(passed)));
+            let fds = next.fds.into_iter().filter_map(|passed| self.fd(passed)).collect();
+            handles.append(Handles::of_descriptors(fds));
         }
         buffer.copy_from_slice(&saying.left[..buffer.len()]);
         saying.left.drain(..buffer.len());

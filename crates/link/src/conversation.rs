@@ -1,11 +1,10 @@
 //! What a link gives for a conversation: a stream, which can become a conversation of packets.
 
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rackbus_memory::{Carrier, PacketStream, Packets, Stream, StreamError};
+use rackbus_memory::{AsHandle, Carrier, Handles, PacketStream, Packets, Stream, StreamError};
 
 use crate::VERSIONS;
 
@@ -45,14 +44,13 @@ pub trait Conversation: Stream {
 impl Conversation for UnixStream {
     fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
         let (ours, theirs) = Packets::pair().map_err(|_| StreamError::TooManyDescriptors)?;
-        self.send(&[&[0]], &[theirs.as_fd()])?;
+        self.send(&[&[0]], &[theirs.as_handle()])?;
         Ok(Arc::new(ours))
     }
 
     fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
-        let mut fds = Vec::new();
-        self.receive(&mut [0], &mut fds)?;
-        let packets = fds.into_iter().next().and_then(|fd| Packets::from_peer(fd).ok());
-        Ok(Arc::new(packets.ok_or(StreamError::Closed)?))
+        let mut handles = Handles::new();
+        self.receive(&mut [0], &mut handles)?;
+        Ok(Arc::new(handles.packets().map_err(|_| StreamError::Closed)?))
     }
 }

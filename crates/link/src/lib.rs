@@ -18,15 +18,14 @@ pub mod shm;
 pub mod tcp;
 mod tls;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use conversation::Conversation;
-pub use medium::{Handles, InWindow, OfferedMedium};
+pub use medium::{InWindow, OfferedMedium};
 pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;
-use rackbus_memory::{Stream, StreamError};
+use rackbus_memory::{HandleRef, Handles, ResourceHandle, Stream, StreamError};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -205,21 +204,25 @@ pub trait Link: Connect {
     fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>>;
 
     /// Goes on listening as the node of `host` in the place of another process, with its
-    /// [socket](Listener::socket).
+    /// [handle](Listener::handle).
     ///
     /// # Errors
-    /// When the socket is none of this link.
-    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
-        let _ = (host, socket);
+    /// When what it leads to is none of this link's.
+    fn listen_on(
+        &self,
+        host: &str,
+        listener: ResourceHandle,
+    ) -> std::io::Result<Box<dyn Listener>> {
+        let _ = (host, listener);
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// A conversation of another process, of which this is the [socket](Stream::socket).
+    /// Goes on with a conversation in the place of another process, with its [handle](Stream::handle).
     ///
     /// # Errors
-    /// When the socket is none of this link.
-    fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
-        let _ = socket;
+    /// When what it leads to is none of this link's.
+    fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
+        let _ = conversation;
         Err(std::io::ErrorKind::Unsupported.into())
     }
 }
@@ -233,9 +236,9 @@ pub trait Listener: Send {
     /// connected was not, and the next one may be.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
 
-    /// The socket, readable when somebody has connected, with which another process can go on listening.
+    /// What leads another process to it, which can go on listening then; readable when somebody has connected.
     /// `None` where there is no such thing: then a node over this link is not restarted in place.
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
+    fn handle(&self) -> Option<HandleRef<'_>> {
         None
     }
 }
@@ -326,25 +329,25 @@ fn send_frame(stream: &dyn Stream, value: &impl Serialize) -> Result<(), StreamE
     send_frame_with(stream, value, &[])
 }
 
-/// The same, with descriptors beside it.
+/// The same, with handles beside it.
 fn send_frame_with(
     stream: &dyn Stream,
     value: &impl Serialize,
-    fds: &[BorrowedFd<'_>],
+    handles: &[HandleRef<'_>],
 ) -> Result<(), StreamError> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let length = u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes();
-    stream.send(&[&length, &text], fds)
+    stream.send(&[&length, &text], handles)
 }
 
 /// Receives what [`send_frame`] sent; the inner error says what came instead.
 fn receive_frame<T: for<'a> Deserialize<'a>>(
     stream: &dyn Stream,
 ) -> Result<Result<T, String>, StreamError> {
-    let mut fds = Vec::new();
-    let value = receive_frame_with(stream, &mut fds)?;
-    if !fds.is_empty() {
-        return Ok(Err("descriptors beside a frame that has none".to_owned()));
+    let mut handles = Handles::new();
+    let value = receive_frame_with(stream, &mut handles)?;
+    if !handles.is_empty() {
+        return Ok(Err("handles beside a frame that has none".to_owned()));
     }
     Ok(value)
 }
@@ -352,15 +355,15 @@ fn receive_frame<T: for<'a> Deserialize<'a>>(
 /// The same, with what came beside it.
 fn receive_frame_with<T: for<'a> Deserialize<'a>>(
     stream: &dyn Stream,
-    fds: &mut Vec<OwnedFd>,
+    handles: &mut Handles,
 ) -> Result<Result<T, String>, StreamError> {
     let mut length = [0; 4];
-    stream.receive(&mut length, fds)?;
+    stream.receive(&mut length, handles)?;
     let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
     if length > MAX_FRAME {
         return Ok(Err(format!("a frame of {length} bytes")));
     }
     let mut text = vec![0; length];
-    stream.receive(&mut text, fds)?;
+    stream.receive(&mut text, handles)?;
     Ok(serde_json::from_slice(&text).map_err(|cause| cause.to_string()))
 }

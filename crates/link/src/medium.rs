@@ -1,15 +1,10 @@
-//! What a lender says after it let a front in: which medium it is, and the files to reach it by.
+//! What a lender says after it let a front in: which medium it is, and what leads to it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rackbus_memory::{Stream, StreamError};
+use rackbus_memory::{Handles, Stream, StreamError};
 use serde::{Deserialize, Serialize};
 
 use crate::session::MediumSession;
 use crate::{LinkError, receive_frame_with, send_frame_with};
-
-/// What leads to a medium, as the link carries it; its class knows what each of them is.
-pub type Handles = Vec<OwnedFd>;
 
 /// A medium, as its lender offers it to a front.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,25 +19,24 @@ pub struct OfferedMedium {
 }
 
 impl OfferedMedium {
-    /// Offers it, with its files.
+    /// Offers it, with what leads to it.
     ///
     /// # Errors
     /// When the peer is gone.
-    pub fn send(&self, stream: &dyn Stream, files: &[OwnedFd]) -> Result<(), StreamError> {
-        let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        send_frame_with(stream, self, &files)
+    pub fn send(&self, stream: &dyn Stream, handles: &Handles) -> Result<(), StreamError> {
+        send_frame_with(stream, self, &handles.refs())
     }
 
-    /// Takes an offer from `peer`. How many files there should be, its class knows.
+    /// Takes an offer from `peer`. What each of the handles leads to, and how many there should be, its class knows.
     ///
     /// # Errors
     /// [`LinkError::Broken`], [`LinkError::Protocol`].
     pub fn receive(stream: &dyn Stream, peer: &str) -> Result<(OfferedMedium, Handles), LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
-        let mut fds = Vec::new();
-        let medium = receive_frame_with(stream, &mut fds).map_err(broken)?.map_err(protocol)?;
-        Ok((medium, fds))
+        let mut handles = Handles::new();
+        let medium = receive_frame_with(stream, &mut handles).map_err(broken)?.map_err(protocol)?;
+        Ok((medium, handles))
     }
 }
 
@@ -71,6 +65,6 @@ impl InWindow {
     pub fn receive(stream: &dyn Stream, peer: &str) -> Result<InWindow, LinkError> {
         let broken = |cause| LinkError::Broken { peer: peer.to_owned(), cause };
         let protocol = |what| LinkError::Protocol { peer: peer.to_owned(), what };
-        receive_frame_with(stream, &mut Vec::new()).map_err(broken)?.map_err(protocol)
+        receive_frame_with(stream, &mut Handles::new()).map_err(broken)?.map_err(protocol)
     }
 }

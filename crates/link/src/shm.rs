@@ -5,14 +5,14 @@
 //! says ([`presence`](crate::presence)); this one's own name only the node itself has.
 
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_memory::socket::connect_within;
-use rackbus_memory::{PacketStream, Stream, StreamError};
+use rackbus_memory::{HandleRef, Handles, PacketStream, ResourceHandle, Stream, StreamError};
 use rustix::process::{Pid, getpid, getuid};
 
 use crate::presence::speaks_for;
@@ -87,12 +87,16 @@ impl Link for ShmLink {
         Ok(self.listener(host, listener))
     }
 
-    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
-        Ok(self.listener(host, socket.into()))
+    fn listen_on(
+        &self,
+        host: &str,
+        listener: ResourceHandle,
+    ) -> std::io::Result<Box<dyn Listener>> {
+        Ok(self.listener(host, listener.into_descriptor()?.into()))
     }
 
-    fn conversation(&self, socket: OwnedFd) -> std::io::Result<Arc<dyn Conversation>> {
-        Ok(Arc::new(UnixStream::from(socket)))
+    fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
+        Ok(Arc::new(UnixStream::from(conversation.into_descriptor()?)))
     }
 }
 
@@ -104,12 +108,12 @@ struct ShmConversation {
 }
 
 impl Stream for ShmConversation {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        self.stream.send(parts, fds)
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        self.stream.send(parts, handles)
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
-        self.stream.receive(buffer, fds)
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
+        self.stream.receive(buffer, handles)
     }
 
     fn wait_closed(&self) {
@@ -128,8 +132,8 @@ impl Stream for ShmConversation {
         self.stream.shut_down();
     }
 
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.socket()
+    fn handle(&self) -> Option<HandleRef<'_>> {
+        self.stream.handle()
     }
 }
 
@@ -162,8 +166,8 @@ impl Listener for ShmListener {
         Ok(Box::new(ShmCaller { stream, link: self.link.clone(), host: self.host.clone() }))
     }
 
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.listener.as_fd())
+    fn handle(&self) -> Option<HandleRef<'_>> {
+        Some(HandleRef::of_descriptor(self.listener.as_fd()))
     }
 }
 
@@ -283,7 +287,7 @@ mod tests {
             stream.send(&[b"hi"], &[]).unwrap();
         });
         let mut bytes = [0; 2];
-        stream.unwrap().receive(&mut bytes, &mut Vec::new()).unwrap();
+        stream.unwrap().receive(&mut bytes, &mut Handles::new()).unwrap();
         assert_eq!(&bytes, b"hi");
     }
 

@@ -1,7 +1,7 @@
 //! The link between machines: TLS 1.3 over TCP, with certificates of the rack on both sides.
 //!
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
-//! ([`Subject::Node`]). Neither memory nor descriptors can be passed: what needs that is refused on both
+//! ([`Subject::Node`]). Nothing of one machine can be passed to another: what needs that is refused on both
 //! sides. What is left is the conversation of a front at the borrower with its medium at the lender, that of the network,
 //! whose frames are carried, and that about segments, whose packets (`packets`) say what became of memory instead of
 //! passing it.
@@ -10,7 +10,7 @@ pub(crate) mod packets;
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rackbus_identity::rustls::{ClientConnection, ServerConnection};
 use rackbus_identity::{
     Credentials, Handshake, Handshakes, Renewed, Revocations, Subject, Versions, has_spoken,
 };
-use rackbus_memory::StreamError;
+use rackbus_memory::{HandleRef, ResourceHandle, StreamError};
 
 use crate::tls::TlsConversation;
 use crate::{
@@ -179,8 +179,12 @@ impl Link for TcpLink {
         Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
     }
 
-    fn listen_on(&self, host: &str, socket: OwnedFd) -> std::io::Result<Box<dyn Listener>> {
-        let listener = TcpListener::from(socket);
+    fn listen_on(
+        &self,
+        host: &str,
+        listener: ResourceHandle,
+    ) -> std::io::Result<Box<dyn Listener>> {
+        let listener = TcpListener::from(listener.into_descriptor()?);
         Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
     }
 }
@@ -210,8 +214,8 @@ impl Listener for TcpListening {
         Ok(Box::new(TcpCaller { socket, link, host, unheard }))
     }
 
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.listener.as_fd())
+    fn handle(&self) -> Option<HandleRef<'_>> {
+        Some(HandleRef::of_descriptor(self.listener.as_fd()))
     }
 }
 

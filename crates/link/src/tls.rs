@@ -4,13 +4,13 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{Connection, Error};
 use rackbus_identity::{Certified, Revocations, WatchedConnection};
-use rackbus_memory::{Carrier, PacketStream, Stream, StreamError};
+use rackbus_memory::{Carrier, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -210,9 +210,9 @@ fn refused(error: Error) -> std::io::Error {
 }
 
 impl Stream for TlsConversation {
-    /// Descriptors lead nowhere on another machine.
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        if !fds.is_empty() {
+    /// Handles lead nowhere on another machine.
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        if !handles.is_empty() {
             return Err(StreamError::Socket(Errno::OPNOTSUPP));
         }
         let deadline = Instant::now() + self.0.limit;
@@ -240,7 +240,7 @@ impl Stream for TlsConversation {
         }
     }
 
-    fn receive(&self, buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, buffer: &mut [u8], _handles: &mut Handles) -> Result<(), StreamError> {
         let mut done = 0;
         // For all of it: a peer may not send a byte now and then for ever.
         let deadline = self.0.receive_limit().map(|limit| Instant::now() + limit);

@@ -99,6 +99,11 @@ impl Doorbell {
         Some(Doorbell { region, line, event, closed: AtomicBool::new(false) })
     }
 
+    /// The event that is rung where somebody polls it.
+    pub(crate) fn event(&self) -> &PeerEvent {
+        &self.event
+    }
+
     fn line(&self) -> &DoorbellLine {
         // SAFETY: checked in `new`; the region stays mapped, and atomics are sound on memory that
         // others change.

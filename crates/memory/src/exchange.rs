@@ -17,6 +17,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::doorbell::DOORBELL_BYTES;
+use crate::handles::{HandleError, Handles};
+use crate::peer_event::PeerEvent;
 use crate::region::{Region, RegionError};
 use crate::ring::{PushError, RingLayout};
 use crate::slice::PinnedSlice;
@@ -69,27 +71,48 @@ impl ExchangeLayout {
 
 /// What the other side needs to [join](Exchange::join).
 #[derive(Debug)]
-pub struct ExchangeFiles {
-    /// The memory with operations, answers and data.
-    pub memory: OwnedFd,
+pub struct ExchangeHandles {
+    /// The memory with operations, answers and data; mapped, and with that looked at, by who joins.
+    memory: OwnedFd,
     /// The event of who answers, and that of who asks.
-    pub events: [OwnedFd; 2],
+    events: [PeerEvent; 2],
 }
 
-impl From<ExchangeFiles> for Vec<OwnedFd> {
-    fn from(files: ExchangeFiles) -> Self {
-        let [answers, asks] = files.events;
-        vec![files.memory, answers, asks]
+impl ExchangeHandles {
+    /// Takes those of an exchange from what came beside a message; what is behind them is left.
+    ///
+    /// # Errors
+    /// [`HandleError`] when they are not that.
+    pub fn take(handles: &mut Handles) -> Result<ExchangeHandles, HandleError> {
+        let memory = handles.next_descriptor()?;
+        Ok(ExchangeHandles { memory, events: [handles.event()?, handles.event()?] })
+    }
+
+    /// The same once more, for another who joins.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn try_clone(&self) -> std::io::Result<ExchangeHandles> {
+        let [answers, asks] = &self.events;
+        let events = [answers.try_clone()?, asks.try_clone()?];
+        Ok(ExchangeHandles { memory: self.memory.try_clone()?, events })
     }
 }
 
-impl TryFrom<Vec<OwnedFd>> for ExchangeFiles {
-    /// The files, when they are not as many as an exchange has.
-    type Error = Vec<OwnedFd>;
+impl From<ExchangeHandles> for Handles {
+    fn from(handles: ExchangeHandles) -> Handles {
+        let [answers, asks] = handles.events;
+        Handles::of_descriptors(vec![handles.memory, answers.into(), asks.into()])
+    }
+}
 
-    fn try_from(files: Vec<OwnedFd>) -> Result<Self, Self::Error> {
-        let [memory, answers, asks] = files.try_into()?;
-        Ok(ExchangeFiles { memory, events: [answers, asks] })
+impl TryFrom<Handles> for ExchangeHandles {
+    type Error = HandleError;
+
+    fn try_from(mut handles: Handles) -> Result<ExchangeHandles, HandleError> {
+        let taken = ExchangeHandles::take(&mut handles)?;
+        handles.finish()?;
+        Ok(taken)
     }
 }
 
@@ -103,6 +126,11 @@ pub struct InheritedEnd {
 }
 
 impl InheritedEnd {
+    /// What came with it, as it comes beside a message that offers the same.
+    pub fn into_handles(self) -> Handles {
+        Handles::of_descriptors(self.files)
+    }
+
     /// How many files come with an end whose messages are `carried`, or are in shared memory.
     pub const fn file_count(carried: bool) -> usize {
         if carried { carried::FILES } else { 3 }
@@ -124,6 +152,9 @@ pub enum ExchangeError {
     /// It was passed on without all that is needed to go on with it.
     #[error("{0} descriptors came with an exchange, not {1}")]
     Files(usize, usize),
+    /// What it was passed on or offered with is something else.
+    #[error(transparent)]
+    Handles(#[from] HandleError),
     /// The layout is none that can be, or the memory is smaller.
     #[error("an exchange of {tags} tags of {data_bytes} bytes does not fit its memory")]
     Layout {
@@ -161,17 +192,20 @@ impl Exchange {
     pub fn create(
         name: &str,
         layout: ExchangeLayout,
-    ) -> Result<(Exchange, ExchangeFiles), ExchangeError> {
-        let (end, files) = SharedEnd::create(name, layout)?;
-        Ok((Exchange(End::Shared(end)), files))
+    ) -> Result<(Exchange, ExchangeHandles), ExchangeError> {
+        let (end, handles) = SharedEnd::create(name, layout)?;
+        Ok((Exchange(End::Shared(end)), handles))
     }
 
     /// The other end, for the side that asks.
     ///
     /// # Errors
     /// [`ExchangeError`].
-    pub fn join(files: ExchangeFiles, layout: ExchangeLayout) -> Result<Exchange, ExchangeError> {
-        Ok(Exchange(End::Shared(SharedEnd::join(files, layout)?)))
+    pub fn join(
+        handles: ExchangeHandles,
+        layout: ExchangeLayout,
+    ) -> Result<Exchange, ExchangeError> {
+        Ok(Exchange(End::Shared(SharedEnd::join(handles, layout)?)))
     }
 
     /// The end of this side that another process had.
@@ -187,7 +221,7 @@ impl Exchange {
         let (count, expected) = (files.len(), InheritedEnd::file_count(session.is_some()));
         let wrong = |_| ExchangeError::Files(count, expected);
         let Some(session) = session else {
-            let files = ExchangeFiles::try_from(files).map_err(wrong)?;
+            let files = ExchangeHandles::try_from(Handles::of_descriptors(files))?;
             return Ok(Exchange(End::Shared(match side {
                 SessionSide::Asks => SharedEnd::join(files, layout)?,
                 SessionSide::Answers => SharedEnd::resume(files, layout)?,
@@ -217,7 +251,7 @@ impl Exchange {
     /// When the process has no descriptors left.
     pub fn pass_on(&mut self) -> std::io::Result<Vec<OwnedFd>> {
         match &mut self.0 {
-            End::Shared(end) => end.pass_on().map(Vec::from),
+            End::Shared(end) => end.pass_on().map(|it| Handles::from(it).into_descriptors()),
             End::Carried(end) => end.pass_on().map(Vec::from),
         }
     }
@@ -305,6 +339,7 @@ fn unfit(layout: ExchangeLayout) -> ExchangeError {
 mod tests {
     use super::*;
     use crate::event::Event;
+    use crate::handles::HandleTarget;
 
     const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 4, data_bytes: 5000 };
 
@@ -388,6 +423,27 @@ mod tests {
         asks.take_back();
         drop(asks);
         assert!(answers.is_closed());
+    }
+
+    #[test]
+    fn what_leads_to_an_exchange_is_taken_whole_and_as_what_it_is() {
+        let offered = || Handles::from(Exchange::create("exchange", LAYOUT).unwrap().1);
+        let taken = |handles| ExchangeHandles::try_from(handles).map(drop);
+        taken(offered()).unwrap();
+        let mut more = offered();
+        more.append(offered());
+        assert!(matches!(taken(more), Err(HandleError::TooMany(3))));
+        let fewer = |count| {
+            let mut descriptors = offered().into_descriptors();
+            descriptors.truncate(count);
+            taken(Handles::of_descriptors(descriptors))
+        };
+        assert!(matches!(fewer(0), Err(HandleError::Missing(HandleTarget::Memory))));
+        assert!(matches!(fewer(2), Err(HandleError::Missing(HandleTarget::Event))));
+        let mut turned = offered().into_descriptors();
+        turned.rotate_left(1);
+        let turned = taken(Handles::of_descriptors(turned));
+        assert!(matches!(turned, Err(HandleError::Unfit { target: HandleTarget::Event, .. })));
     }
 
     #[test]

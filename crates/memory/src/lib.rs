@@ -5,7 +5,7 @@
 //! raw pointers that were checked once, against the range a mapping covers, and a file that its
 //! owner truncates under us becomes an error ([`guard`]), not a dead process.
 //!
-//! * [`handle`]: what leads to memory, as the link carries it.
+//! * [`handle`]: what leads to memory, as the link carries it. [`handles`]: what is passed beside a message.
 //! * [`region`]: one `mmap` of somebody's descriptor, and [`SharedMemory`], one of our own.
 //! * [`mod@slice`]: checked access to a piece of a region.
 //! * [`space`]: [`DmaSpace`], a function's IOMMU domain with the regions behind it.
@@ -21,10 +21,10 @@
 //! * [`lock`]: locks and barriers between processes, which survive their holders.
 //! * [`mod@copy`]: the copy engine: transactions carried out by channels.
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stalled.
-//! * [`stream`], [`packets`]: connections that pass descriptors.
+//! * [`stream`], [`packets`]: connections that pass handles.
 //! * [`threads`]: threads that leave a program's signals to the program.
 //! * [`socket`]: sockets that others find by a path.
-//! * [`descriptors`]: room for those.
+//! * [`descriptors`]: room for the descriptors that handles are.
 //! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
 
@@ -37,6 +37,7 @@ pub mod frames;
 pub mod gate;
 pub mod guard;
 pub mod handle;
+pub mod handles;
 pub mod lock;
 pub mod merge;
 pub mod packets;
@@ -62,12 +63,13 @@ pub mod window;
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;
 pub use exchange::{
-    Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeFiles, ExchangeLayout,
+    Carried, CarriedSession, Carrier, Exchange, ExchangeError, ExchangeHandles, ExchangeLayout,
     InheritedEnd,
 };
 pub use frames::{FrameReceiver, FrameSender, FramesLayout};
 pub use gate::{Gate, GatePassage};
 pub use handle::MemoryHandle;
+pub use handles::{AsHandle, HandleError, HandleRef, Handles, ResourceHandle};
 pub use packets::{PacketListener, PacketStream, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::{Access, Lending};

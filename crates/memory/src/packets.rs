@@ -1,4 +1,4 @@
-//! Whole messages with descriptors beside them: a UNIX socket that keeps the borders of messages.
+//! Whole messages with handles beside them: a UNIX socket that keeps the borders of messages.
 //!
 //! [`Packets`] is the control path of shared memory: between a process and its host's node, and
 //! between two nodes on one machine. One message is one system call, and a receiver that is busy
@@ -15,13 +15,14 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
+    SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
 use rustix::process::Uid;
 
+use crate::handles::{HandleRef, Handles};
 use crate::spin::{AdaptiveSpin, nanoseconds};
-use crate::stream::StreamError;
+use crate::stream::{StreamError, pass};
 
 /// Bytes of the longest message.
 pub const MAX_PACKET: usize = 32 << 10;
@@ -36,7 +37,7 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`StreamError::TimedOut`] when the peer has no room now; any other means that the
     /// connection is of no more use.
-    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
+    fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError>;
 
     /// Sends a message whose answer nobody needs. Whether the answer will come anyway, to be
     /// received and thrown away.
@@ -65,7 +66,7 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
     /// Ends the conversation in both directions, from any thread.
     fn shut_down(&self);
 
-    /// Whether descriptors go along with messages; if not, [`send`](PacketStream::send) fails with any.
+    /// Whether handles go along with messages; if not, [`send`](PacketStream::send) fails with any.
     fn passes_memory(&self) -> bool {
         true
     }
@@ -80,8 +81,8 @@ pub struct Packets(OwnedFd);
 pub struct Packet {
     /// Bytes of it, at the head of the buffer that it was received into.
     pub length: usize,
-    /// The descriptors beside it.
-    pub fds: Vec<OwnedFd>,
+    /// What is beside it.
+    pub handles: Handles,
     /// Whether there were more than this process has room for, which are lost.
     pub lost: bool,
 }
@@ -158,12 +159,14 @@ impl Packets {
     ///
     /// # Errors
     /// As there.
-    pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    pub fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         let mut space =
             [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_DESCRIPTORS))];
+        let mut passed = None;
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(StreamError::TooManyDescriptors);
+        if let Some(first) = handles.first() {
+            let passed = passed.insert([first.as_descriptor(); MAX_PACKET_DESCRIPTORS]);
+            pass(handles, passed, &mut control)?;
         }
         loop {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -185,7 +188,7 @@ impl Packets {
     }
 
     /// Looks at the next message as [`try_receive`](Packets::try_receive) does, and leaves it where it is: the
-    /// descriptors are copies of those that come with it.
+    /// handles are copies of those that come with it.
     ///
     /// # Errors
     /// As there.
@@ -217,10 +220,10 @@ impl Packets {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let mut fds = Vec::new();
+            let mut handles = Handles::new();
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(passed) = message {
-                    fds.extend(passed);
+                    handles.extend(passed);
                 }
             }
             if received.bytes == 0 {
@@ -230,7 +233,7 @@ impl Packets {
                 return Err(StreamError::Socket(Errno::MSGSIZE));
             }
             let lost = received.flags.contains(ReturnFlags::CTRUNC);
-            return Ok(Packet { length: received.bytes, fds, lost });
+            return Ok(Packet { length: received.bytes, handles, lost });
         }
     }
 
@@ -304,8 +307,8 @@ impl Packets {
 }
 
 impl PacketStream for Packets {
-    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        Packets::send(self, message, fds)
+    fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        Packets::send(self, message, handles)
     }
 
     fn receive(
@@ -406,19 +409,18 @@ impl AsFd for PacketListener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Event;
+    use crate::{AsHandle, Event};
 
     #[test]
     fn messages_keep_their_borders_and_descriptors() {
         let (a, b) = Packets::pair().unwrap();
         let event = Event::new().unwrap();
-        a.send(b"one", &[event.as_fd()]).unwrap();
+        a.send(b"one", &[event.as_handle()]).unwrap();
         a.send(b"three", &[]).unwrap();
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
-        let first = b.receive(&mut buffer, &mut spin, None).unwrap();
-        assert_eq!((first.length, first.fds.len()), (3, 1));
-        let same = crate::PeerEvent::new(first.fds.into_iter().next().unwrap()).unwrap();
-        same.ring();
+        let mut first = b.receive(&mut buffer, &mut spin, None).unwrap();
+        assert_eq!((first.length, first.handles.len()), (3, 1));
+        first.handles.event().unwrap().ring();
         assert!(event.drain());
         assert_eq!(b.try_receive(&mut buffer).unwrap().length, 5);
         assert_eq!(b.try_receive(&mut buffer).unwrap_err(), StreamError::TimedOut);

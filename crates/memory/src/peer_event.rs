@@ -51,6 +51,18 @@ impl PeerEvent {
         Ok(PeerEvent(Kind::Eventfd(fd)))
     }
 
+    /// The same event once more.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn try_clone(&self) -> std::io::Result<PeerEvent> {
+        let fd = self.as_fd().try_clone_to_owned()?;
+        Ok(PeerEvent(match &self.0 {
+            Kind::Eventfd(_) => Kind::Eventfd(fd),
+            Kind::Window(_) => return PeerEvent::new(fd),
+        }))
+    }
+
     /// The file that stands for an eventfd, in a virtual machine.
     pub(crate) fn window(&self) -> Option<&WindowEvent> {
         match &self.0 {
@@ -102,6 +114,15 @@ impl PeerEvent {
         }
         // Nothing to do about a descriptor that takes no ring: it is its owner's.
         let _ = rustix::io::write(self, &1u64.to_ne_bytes());
+    }
+}
+
+impl From<PeerEvent> for OwnedFd {
+    fn from(event: PeerEvent) -> OwnedFd {
+        match event.0 {
+            Kind::Eventfd(fd) => fd,
+            Kind::Window(event) => event.into(),
+        }
     }
 }
 

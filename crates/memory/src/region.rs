@@ -13,6 +13,7 @@ use rackbus_fabric::Access;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, msync};
 
 use crate::guard::{self, Registration};
+use crate::handles::HandleRef;
 use crate::slice::DmaSlice;
 pub(crate) use file::is_memory;
 use file::{FileRequirement, PAGE, ask_for_huge_pages, check_memory};
@@ -99,7 +100,7 @@ impl Region {
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        Region::map_at(None, fd, offset, length, access)
+        Region::map_at(None, HandleRef::of_descriptor(fd), offset, length, access)
     }
 
     /// As [`map`](Region::map), also of a regular file on a disk of this machine: who touches a page that is not
@@ -117,18 +118,20 @@ impl Region {
         Region::map_admitted(None, fd, (offset, length), access, FileRequirement::Stored)
     }
 
-    /// The same, at an address of the caller's choice, where nothing is mapped yet.
+    /// As [`map`](Region::map) of what a handle leads to, also at an address of the caller's choice where nothing is
+    /// mapped yet.
     ///
     /// # Errors
     /// As [`map`](Region::map), and when something is mapped there.
     pub fn map_at(
         address: Option<usize>,
-        fd: BorrowedFd<'_>,
+        memory: HandleRef<'_>,
         offset: u64,
         length: u64,
         access: Access,
     ) -> Result<Region, RegionError> {
-        Region::map_admitted(address, fd, (offset, length), access, FileRequirement::Memory)
+        let (fd, range) = (memory.as_descriptor(), (offset, length));
+        Region::map_admitted(address, fd, range, access, FileRequirement::Memory)
     }
 
     /// Maps `length` bytes at `offset` of a device's file, as VFIO gives it: a BAR that is memory. The kernel's driver
@@ -250,7 +253,7 @@ impl Region {
         }
     }
 
-    /// Moves `length` bytes of this process' own memory at `address` into `fd`, which takes their
+    /// Moves `length` bytes of this process' own memory at `address` into `memory`, which takes their
     /// place, so that others can be given them. Who writes to them meanwhile waits.
     ///
     /// # Safety
@@ -261,9 +264,10 @@ impl Region {
     /// As [`map`](Region::map); the range is as it was then.
     pub unsafe fn map_over(
         address: usize,
-        fd: BorrowedFd<'_>,
+        memory: HandleRef<'_>,
         length: u64,
     ) -> Result<Region, RegionError> {
+        let fd = memory.as_descriptor();
         let access = Access::READ | Access::WRITE;
         let file = Region::map(fd, 0, length, access)?;
         let mapped = file.len();
@@ -367,9 +371,10 @@ impl Region {
         &self,
         offset: u64,
         length: u64,
-        fd: BorrowedFd<'_>,
+        memory: HandleRef<'_>,
         from: u64,
     ) -> Result<(), RegionError> {
+        let fd = memory.as_descriptor();
         let Some((start, length, skipped)) = self.pages(offset, length) else { return Ok(()) };
         let access = if self.registration.frozen() { Access::READ } else { self.access };
         let replaced = check_memory(

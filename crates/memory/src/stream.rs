@@ -1,11 +1,12 @@
-//! Bytes with descriptors beside them: what carries messages between processes that share memory.
+//! Bytes with handles beside them: what carries messages between processes that share memory.
 //!
 //! [`Stream`] is the face of every connection that grants memory: a UNIX socket here, and what a
-//! link between nodes gives. Descriptors travel with the first byte of what is sent.
+//! link between nodes gives. Handles travel with the first byte of what is sent; over a socket they are
+//! descriptors. What a thread waits for besides is a descriptor all the same: it is polled here, and nothing is passed by it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+
+use crate::handles::{HandleRef, Handles};
 
 /// The most descriptors one call passes (Linux's limit), so that none of a peer's is ever lost
 /// unseen.
@@ -48,24 +51,24 @@ impl From<Errno> for StreamError {
     }
 }
 
-/// A connection that carries bytes in order, and descriptors beside them.
+/// A connection that carries bytes in order, and handles beside them.
 pub trait Stream: Send + Sync {
-    /// Sends `parts` one after the other, with `fds` beside the first byte.
+    /// Sends `parts` one after the other, with `handles` beside the first byte.
     ///
     /// # Errors
     /// [`StreamError`].
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError>;
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError>;
 
-    /// Receives exactly `buffer.len()` bytes, and appends the descriptors that come along.
+    /// Receives exactly `buffer.len()` bytes, and appends the handles that come along.
     ///
     /// # Errors
     /// [`StreamError`].
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError>;
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError>;
 
     /// Waits until the peer is gone (or this side shut the stream down), without reading.
     fn wait_closed(&self);
 
-    /// The same, at most until `other` is readable. Where there is no [socket](Stream::socket), not for
+    /// The same, at most until `other` is readable. Where there is no [handle](Stream::handle), not for
     /// `other`.
     fn wait_closed_or(&self, other: BorrowedFd<'_>) {
         let _ = other;
@@ -79,10 +82,10 @@ pub trait Stream: Send + Sync {
     /// [`receive`](Stream::receive) or [`wait_closed`](Stream::wait_closed) returns.
     fn shut_down(&self);
 
-    /// The socket, where the conversation is one: readable when there is something to receive or the peer
-    /// is gone, and whoever gets a copy of it can hold the conversation instead. `None` where another
-    /// process cannot.
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
+    /// What leads another process of this host to the conversation: whoever is passed it can hold the conversation
+    /// instead. Readable when there is something to receive or the peer is gone. `None` where another process
+    /// cannot hold it.
+    fn handle(&self) -> Option<HandleRef<'_>> {
         None
     }
 }
@@ -90,11 +93,13 @@ pub trait Stream: Send + Sync {
 /// The time limits of the socket are for all that is received or sent at once, and not for each piece of it: a
 /// peer that gives or takes it byte by byte is given up as well.
 impl Stream for UnixStream {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut passed = None;
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(StreamError::TooManyDescriptors);
+        if let Some(first) = handles.first() {
+            let passed = passed.insert([first.as_descriptor(); MAX_DESCRIPTORS]);
+            pass(handles, passed, &mut control)?;
         }
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
@@ -119,7 +124,7 @@ impl Stream for UnixStream {
         Ok(())
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut done = 0;
         let begun = Instant::now();
@@ -138,13 +143,13 @@ impl Stream for UnixStream {
             };
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(received) = message {
-                    fds.extend(received);
+                    handles.extend(received);
                 }
             }
             if received.bytes == 0 {
                 return Err(StreamError::Closed);
             }
-            if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_DESCRIPTORS {
+            if received.flags.contains(ReturnFlags::CTRUNC) || handles.len() > MAX_DESCRIPTORS {
                 return Err(StreamError::TooManyDescriptors);
             }
             done += received.bytes;
@@ -180,9 +185,21 @@ impl Stream for UnixStream {
         let _ = rustix::event::poll(&mut [PollFd::new(self, PollFlags::RDHUP), other], None);
     }
 
-    fn socket(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.as_fd())
+    fn handle(&self) -> Option<HandleRef<'_>> {
+        Some(HandleRef::of_descriptor(self.as_fd()))
     }
+}
+
+/// Has `control` pass `handles`, as far as it has room; `passed` has room for as many, and lives as long.
+pub(crate) fn pass<'s, 'f>(
+    handles: &[HandleRef<'f>],
+    passed: &'s mut [BorrowedFd<'f>],
+    control: &mut SendAncillaryBuffer<'_, 's, 'f>,
+) -> Result<(), StreamError> {
+    let room = passed.get_mut(..handles.len()).ok_or(StreamError::TooManyDescriptors)?;
+    room.iter_mut().zip(handles).for_each(|(to, handle)| *to = handle.as_descriptor());
+    let passed = control.push(SendAncillaryMessage::ScmRights(room));
+    if passed { Ok(()) } else { Err(StreamError::TooManyDescriptors) }
 }
 
 /// Waits until the socket is ready, at most until `limit` after what was `begun`.
@@ -224,16 +241,16 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn descriptors_travel_with_the_bytes() {
+    fn handles_travel_with_the_bytes() {
         let (a, b) = UnixStream::pair().unwrap();
         let (read_end, write_end) = std::io::pipe().unwrap();
-        a.send(&[b"he", b"", b"llo"], &[write_end.as_fd()]).unwrap();
+        let handle = HandleRef::of_descriptor(write_end.as_fd());
+        a.send(&[b"he", b"", b"llo"], &[handle]).unwrap();
         drop(write_end);
-        let (mut bytes, mut fds) = ([0; 5], Vec::new());
-        b.receive(&mut bytes, &mut fds).unwrap();
-        assert_eq!(&bytes, b"hello");
-        rustix::io::write(&fds[0], b"x").unwrap();
-        fds.clear();
+        let (mut bytes, mut handles) = ([0; 5], Handles::new());
+        b.receive(&mut bytes, &mut handles).unwrap();
+        assert_eq!((&bytes, handles.len()), (b"hello", 1));
+        rustix::io::write(handles.resource().unwrap().as_descriptor(), b"x").unwrap();
         let mut text = String::new();
         { read_end }.read_to_string(&mut text).unwrap();
         assert_eq!(text, "x");
@@ -262,7 +279,7 @@ mod tests {
         // Gives and takes some as long as the other end is there.
         let slow = std::thread::spawn(move || {
             while b.send(&[b"x"], &[]).is_ok() {
-                let _ = b.receive(&mut [0; 1 << 15], &mut Vec::new());
+                let _ = b.receive(&mut [0; 1 << 15], &mut Handles::new());
                 std::thread::sleep(limit / 8);
             }
         });
@@ -272,7 +289,7 @@ mod tests {
             assert!((limit..limit * 10).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         };
         timed(&|| a.send(&[&vec![0; 4 << 20]], &[]));
-        timed(&|| a.receive(&mut [0; 1000], &mut Vec::new()));
+        timed(&|| a.receive(&mut [0; 1000], &mut Handles::new()));
         drop(a);
         slow.join().unwrap();
     }
@@ -288,17 +305,17 @@ mod tests {
             }
         });
         let mut bytes = [0; 5];
-        a.receive(&mut bytes, &mut Vec::new()).unwrap();
+        a.receive(&mut bytes, &mut Handles::new()).unwrap();
         assert_eq!(&bytes, b"hello");
         giver.join().unwrap();
-        assert_eq!(a.receive(&mut bytes, &mut Vec::new()), Err(StreamError::Closed));
+        assert_eq!(a.receive(&mut bytes, &mut Handles::new()), Err(StreamError::Closed));
     }
 
     #[test]
     fn a_closed_stream_says_so() {
         let (a, b) = UnixStream::pair().unwrap();
         drop(a);
-        assert_eq!(b.receive(&mut [0], &mut Vec::new()), Err(StreamError::Closed));
+        assert_eq!(b.receive(&mut [0], &mut Handles::new()), Err(StreamError::Closed));
         assert_eq!(b.send(&[b"x"], &[]), Err(StreamError::Closed));
     }
 }

@@ -247,6 +247,12 @@ impl WindowEvent {
     }
 }
 
+impl From<WindowEvent> for OwnedFd {
+    fn from(event: WindowEvent) -> OwnedFd {
+        event.file
+    }
+}
+
 impl AsFd for WindowEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

@@ -5,7 +5,7 @@
 use std::os::fd::AsFd;
 use std::process::Command;
 
-use rackbus_memory::{Access, Region, SharedMemory};
+use rackbus_memory::{Access, HandleRef, Region, SharedMemory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LENGTH: usize = 32 << 20;
@@ -22,7 +22,9 @@ fn one_without_room() {
     std::mem::forget(room);
     let file = SharedMemory::reserve("lent", LENGTH as u64).unwrap();
     // SAFETY: the range was reserved above and forgotten.
-    let lent = unsafe { Region::map_over(address, file.as_fd(), LENGTH as u64) }.unwrap();
+    let lent =
+        unsafe { Region::map_over(address, HandleRef::of_descriptor(file.as_fd()), LENGTH as u64) }
+            .unwrap();
     let before = getrlimit(Resource::As);
     setrlimit(Resource::As, Rlimit { current: Some(1 << 20), maximum: before.maximum }).unwrap();
     drop(lent);

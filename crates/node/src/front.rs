@@ -4,14 +4,16 @@
 //! The lender has none of this host's memory. When it is lost, what was under way fails, and the
 //! function answers as an absent one does.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_devices::{FrontError, Lost, class};
 use rackbus_link::OfferedMedium;
-use rackbus_memory::{Access, CarriedSession, InheritedEnd, Lending, MemoryHandle, Stream};
+use rackbus_memory::{
+    Access, CarriedSession, HandleRef, InheritedEnd, Lending, MemoryHandle, Stream,
+};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{
@@ -108,8 +110,8 @@ impl MediumConversation {
 
     /// The socket of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
     /// where that is a session between machines.
-    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.0.stream.socket()
+    pub fn handle(&self) -> Option<HandleRef<'_>> {
+        self.0.stream.handle()
     }
 
     /// The medium, as its lender described it.
@@ -344,21 +346,21 @@ mod tests {
 
     use rackbus_devices::nvme::{Nvme, NvmeConfig};
     use rackbus_lease::Message;
-    use rackbus_memory::SharedMemory;
+    use rackbus_memory::{Handles, SharedMemory};
     use rackbus_pci::endpoint::Endpoint;
     use rackbus_spec::pcie::Command;
 
     use super::*;
     use crate::borrower::fence_tests::{ended, grant, granted};
 
-    /// A drive at its lender, what that offers of it, and the files of its medium.
-    fn offered() -> (Endpoint, OfferedMedium, Vec<OwnedFd>) {
+    /// A drive at its lender, what that offers of it, and what leads to its medium.
+    fn offered() -> (Endpoint, OfferedMedium, Handles) {
         let mut lender =
             Endpoint::new(Box::new(Nvme::new(&NvmeConfig::memory(1 << 20, "M1")).unwrap()));
         let offer = lender.serve_medium(None).unwrap();
         let class = offer.class.to_owned();
         let medium = OfferedMedium { class, description: offer.description, session: None };
-        (lender, medium, offer.files)
+        (lender, medium, offer.handles)
     }
 
     /// The lender says how much memory its front takes here.
@@ -377,7 +379,7 @@ mod tests {
     /// Its user cannot stop it any more: what it writes goes nowhere. So it must be at rest.
     #[test]
     fn a_front_that_lost_its_medium_reaches_no_memory_any_more() {
-        let (_lender, medium, files) = offered();
+        let (_lender, medium, handles) = offered();
         let (stream, _lenders) = UnixStream::pair().unwrap();
         let stream: Arc<dyn Stream> = Arc::new(stream);
         let lending = Lending::alone();
@@ -387,7 +389,7 @@ mod tests {
         let front = PlacedDevice::start(
             "nvme0",
             &medium,
-            MediumAccess::Files(files),
+            MediumAccess::Handles(handles),
             stream,
             lending,
             lost,
@@ -412,11 +414,11 @@ mod tests {
     #[test]
     fn a_medium_that_is_lost_before_its_user_lets_go_is_told_as_lost() {
         for lender_ends in [true, false] {
-            let (_lender, medium, files) = offered();
+            let (_lender, medium, handles) = offered();
             let (stream, lenders) = UnixStream::pair().unwrap();
             let stream: Arc<dyn Stream> = Arc::new(stream);
             let (told, heard) = std::sync::mpsc::channel();
-            let access = MediumAccess::Files(files);
+            let access = MediumAccess::Handles(handles);
             let lost = Box::new(move |_| told.send(()).unwrap());
             let lending = Lending::alone();
             let front = PlacedDevice::start("d", &medium, access, stream, lending, lost).unwrap();
@@ -437,13 +439,13 @@ mod tests {
         let lending = Lending::alone();
         let both = Access::READ | Access::WRITE;
         let start = || {
-            let (lender, medium, files) = offered();
+            let (lender, medium, handles) = offered();
             let (stream, lenders) = UnixStream::pair().unwrap();
             let (stream, lost) = (Arc::new(stream), Box::new(drop));
             let front = PlacedDevice::start(
                 "nvme0",
                 &medium,
-                MediumAccess::Files(files),
+                MediumAccess::Handles(handles),
                 stream,
                 lending.clone(),
                 lost,
@@ -470,9 +472,9 @@ mod tests {
     /// refused, as the former one had it in the same place.
     #[test]
     fn the_next_front_may_begin_when_the_memory_of_the_former_one_is_released() {
-        let (_lender, medium, files) = offered();
+        let (_lender, medium, handles) = offered();
         let (stream, lenders) = UnixStream::pair().unwrap();
-        let (access, lending) = (MediumAccess::Files(files), Lending::alone());
+        let (access, lending) = (MediumAccess::Handles(handles), Lending::alone());
         let fabric = lending.fabric().clone();
         let lost = Box::new(drop);
         let front = PlacedDevice::start("d", &medium, access, Arc::new(stream), lending, lost);

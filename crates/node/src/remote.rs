@@ -6,12 +6,12 @@
 //! go nowhere. The driver sees a device that was pulled out, not a machine that hangs.
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rackbus_fabric::BarPlace;
-use rackbus_memory::{Access, MapError, MemoryHandle, Stream};
+use rackbus_memory::{Access, HandleRef, MapError, MemoryHandle, Stream};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
     Client, ClientError, DeviceShape, RegionShape, RequestRefused, ServedDevice, SharedPart,
@@ -98,22 +98,22 @@ impl LenderConversation {
         }
     }
 
-    /// The socket of the conversation, for another process to [go on](RemoteDevice::resume) with between
+    /// What leads another process to the conversation, to [go on](RemoteDevice::resume) with it between
     /// two requests. `None` when the conversation has ended.
     ///
     /// # Errors
     /// When it continues, and is none that another process can hold.
-    pub fn socket(&self) -> Result<Option<BorrowedFd<'_>>, NoSocket> {
+    pub fn handle(&self) -> Result<Option<HandleRef<'_>>, NotHeritable> {
         match self.gone.load(Ordering::Acquire) {
             true => Ok(None),
-            false => self.client.socket().map(Some).ok_or(NoSocket),
+            false => self.client.handle().map(Some).ok_or(NotHeritable),
         }
     }
 }
 
-/// The link has no sockets.
+/// The link's conversations cannot be held by another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NoSocket;
+pub struct NotHeritable;
 
 impl PeerWindows for LenderConversation {
     fn open(

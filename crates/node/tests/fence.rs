@@ -9,7 +9,7 @@ use rackbus_fabric::rack::Rack;
 use rackbus_fabric::{Fabric, FabricHandle, derive};
 use rackbus_lease::{ArmedFor, Lender, LenderAction, Message, Placement};
 use rackbus_link::{Hello, IncomingConnection, Purpose, VERSIONS};
-use rackbus_memory::{Gate, Stream};
+use rackbus_memory::{Gate, Handles, Stream};
 use rackbus_node::{LentFunctions, Modelled};
 use rackbus_pci::Function;
 use rackbus_pci::engine::EngineOptions;
@@ -74,9 +74,9 @@ impl Attempt {
         let passage = Gate::new().unwrap().enter();
         let attending = std::thread::spawn(move || lender.attend(incoming, &passage));
         let mut length = [0; 4];
-        ours.receive(&mut length, &mut Vec::new()).unwrap();
+        ours.receive(&mut length, &mut Handles::new()).unwrap();
         let mut reply = vec![0; u32::from_le_bytes(length) as usize];
-        ours.receive(&mut reply, &mut Vec::new()).unwrap();
+        ours.receive(&mut reply, &mut Handles::new()).unwrap();
         let reply = String::from_utf8(reply).unwrap();
         let attempt = Attempt { ours, attending };
         match reply.contains("accepted") {

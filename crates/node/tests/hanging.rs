@@ -15,7 +15,9 @@ use rackbus_fabric::{Fabric, FabricHandle};
 use rackbus_lease::{BorrowerAction, Config, Grant, LenderAction, Message, Placement};
 use rackbus_link::shm::ShmLink;
 use rackbus_link::{Connect, Hello, IncomingConnection, Link, Purpose, VERSIONS};
-use rackbus_memory::{Access, DmaSpace, Event, GatePassage, PinnedSlice, SharedMemory, Stream};
+use rackbus_memory::{
+    Access, DmaSpace, Event, GatePassage, Handles, PinnedSlice, SharedMemory, Stream,
+};
 use rackbus_node::agent::{Agent, AgentIdentity, inbox};
 use rackbus_node::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
 use rackbus_node::unplug::Unplugger;
@@ -182,9 +184,9 @@ fn incoming(stream: UnixStream, epoch: u64) -> IncomingConnection {
 /// The welcome comes first; vfio-user takes over from there.
 fn hear_welcome(stream: &UnixStream) {
     let mut length = [0; 4];
-    stream.receive(&mut length, &mut Vec::new()).unwrap();
+    stream.receive(&mut length, &mut Handles::new()).unwrap();
     let mut welcome = vec![0; u32::from_le_bytes(length) as usize];
-    stream.receive(&mut welcome, &mut Vec::new()).unwrap();
+    stream.receive(&mut welcome, &mut Handles::new()).unwrap();
 }
 
 /// The control plane has the lender let beta in.

@@ -21,7 +21,7 @@ use rackbus_control::api::{BorrowRequest, Isolation, Lease};
 use rackbus_control::node::RestartRequest;
 use rackbus_devices::memory::BAR;
 use rackbus_memory::packets::{MAX_PACKET, MAX_PACKET_DESCRIPTORS};
-use rackbus_memory::{Access, AdaptiveSpin, Packets, SharedMemory, StreamError};
+use rackbus_memory::{Access, AdaptiveSpin, HandleRef, Packets, SharedMemory, StreamError};
 use rackbus_node::handover::StateVersions;
 use rackbus_node::metrics::SOCKET;
 use rackbus_node::{HandoverProgram, InheritedNode, NodeOptions};
@@ -54,7 +54,7 @@ fn unpack(parcel: OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let (mut fds, mut buffer) = (Vec::new(), vec![0; MAX_PACKET]);
     loop {
         match packets.receive(&mut buffer, &mut AdaptiveSpin::default(), None) {
-            Ok(packet) => fds.extend(packet.whole().unwrap().fds),
+            Ok(packet) => fds.extend(packet.whole().unwrap().handles.into_descriptors()),
             Err(StreamError::Closed) => break,
             Err(error) => panic!("{error}"),
         }
@@ -70,8 +70,8 @@ fn pack(text: &[u8], fds: &[OwnedFd]) -> OwnedFd {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text).unwrap();
     let (ours, theirs) = Packets::pair().unwrap();
-    let all: Vec<BorrowedFd<'_>> =
-        std::iter::once(file.as_fd()).chain(fds.iter().map(AsFd::as_fd)).collect();
+    let all = std::iter::once(file.as_fd()).chain(fds.iter().map(AsFd::as_fd));
+    let all: Vec<_> = all.map(HandleRef::of_descriptor).collect();
     for some in all.chunks(MAX_PACKET_DESCRIPTORS) {
         ours.send(&[0], some).unwrap();
     }

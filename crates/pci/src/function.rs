@@ -9,7 +9,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{Carried, CarriedSession, DmaSpace};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, ResourceHandle};
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
@@ -118,6 +118,14 @@ impl BarMemory {
         }
     }
 
+    /// The same, to be passed beside a message.
+    ///
+    /// # Errors
+    /// As [`descriptor`](BarMemory::descriptor).
+    pub fn handle(&self) -> std::io::Result<ResourceHandle> {
+        self.descriptor().map(ResourceHandle::of_descriptor)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Given> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,16 +211,16 @@ pub struct MediumOffer {
     pub class: &'static str,
     /// What the front shows, as its class writes it (JSON).
     pub description: String,
-    /// The files by which it reaches the medium, as its class has them: those of an exchange, or
-    /// the medium's own memory. None where the medium's operations are carried.
-    pub files: Vec<OwnedFd>,
+    /// What leads to the medium, as its class has it: an exchange, or the medium's own memory. None
+    /// where the medium's operations are carried.
+    pub handles: Handles,
 }
 
 /// How a front reaches the medium that another node offered.
 #[derive(Debug)]
 pub enum MediumAccess {
-    /// By the files of the [offer](MediumOffer::files).
-    Files(Vec<OwnedFd>),
+    /// By the handles of the [offer](MediumOffer::handles).
+    Handles(Handles),
     /// By operations that this carries.
     Carried(Carried),
 }

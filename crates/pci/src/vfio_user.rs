@@ -1,6 +1,9 @@
 //! The vfio-user protocol: how QEMU, cloud-hypervisor or a userspace driver uses a function that
 //! another process runs.
 //!
+//! The protocol's messages pass memory and interrupts as descriptors, as its specification says, so this module and its
+//! callers do, too: over the conversations beneath they are handles ([`wire`] turns the ones into the others).
+//!
 //! * [`wire`]: messages with their descriptors over a UNIX stream.
 //! * [`device`]: [`ServedDevice`], what a server serves; an [`EngineHandle`](crate::EngineHandle) is one.
 //! * [`server`]: one connection's conversation. [`socket`]: a listener that gives each its own thread.

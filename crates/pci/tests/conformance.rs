@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{connect, copy, map, serve_copier};
 use proptest::prelude::*;
-use rackbus_memory::{SharedMemory, Stream};
+use rackbus_memory::{HandleRef, SharedMemory, Stream};
 use rackbus_pci::vfio_user::LocalFunction;
 use rackbus_spec::vfio_user::{
     DeviceInfo, DmaMap, DmaUnmap, IrqInfo, IrqSet, MessageHeader, RegionAccess, RegionInfo,
@@ -47,7 +47,8 @@ impl Raw {
         self.next_id = self.next_id.wrapping_add(1);
         let message_size = (size_of::<MessageHeader>() + body.len()) as u32;
         let header = MessageHeader { message_id, command, message_size, flags, error: 0 };
-        Stream::send(&self.stream, &[header.as_bytes(), body], fds).unwrap();
+        let handles: Vec<_> = fds.iter().map(|fd| HandleRef::of_descriptor(*fd)).collect();
+        Stream::send(&self.stream, &[header.as_bytes(), body], &handles).unwrap();
         message_id
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use rackbus_attach::{AttachError, Refusal};
+use rackbus_memory::HandleError;
 use rackbus_memory::region::RegionError;
 
 use crate::constants::errors::*;
@@ -19,7 +20,8 @@ impl From<AttachError> for Code {
         Code(match error {
             AttachError::NoNode { .. } | AttachError::Gone(_) => SCI_ERR_NO_LINK_ACCESS,
             AttachError::Forked => SCI_ERR_NOT_INITIALIZED,
-            AttachError::Protocol => SCI_ERR_INCONSISTENT_VERSIONS,
+            AttachError::Handles(HandleError::Unfit { .. }) => SCI_ERR_SYSTEM,
+            AttachError::Protocol | AttachError::Handles(_) => SCI_ERR_INCONSISTENT_VERSIONS,
             AttachError::Region(RegionError::OutOfFile { .. }) => SCI_ERR_OUT_OF_RANGE,
             AttachError::Region(RegionError::NotReplaceable(_)) => SCI_ERR_ILLEGAL_ADDRESS,
             AttachError::Region(_) | AttachError::System { .. } => SCI_ERR_SYSTEM,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rackbus_memory::ResourceHandle;
 use rackbus_pci::PolledRegisters;
 use rackbus_pci::vfio_user::{Client, ClientError};
 use rackbus_segment::message::{BorrowedEntry, DeviceEntry, SegmentKind};
@@ -146,7 +147,8 @@ impl BorrowedDevice {
         let whole = info.areas == [(0, info.size)];
         let (memory, size) = match info.memory {
             Some((file, 0)) if whole => {
-                (MappedMemory::new(Some(file.into()), true, info.size), info.size)
+                let memory = ResourceHandle::of_descriptor(file.into());
+                (MappedMemory::new(Some(memory), true, info.size), info.size)
             }
             _ => self.connect_registers(bar)?,
         };
@@ -165,7 +167,8 @@ impl BorrowedDevice {
         let registers =
             PolledRegisters::adopt(file, size).map_err(|_| DeviceError::NotMemory(bar))?;
         let (file, size) = registers.descriptor().map_err(|_| DeviceError::NotMemory(bar))?;
-        Ok((MappedMemory::new(Some(file), true, size), size))
+        let memory = ResourceHandle::of_descriptor(file);
+        Ok((MappedMemory::new(Some(memory), true, size), size))
     }
 
     /// Makes memory for the device, of `size` bytes, on this host.

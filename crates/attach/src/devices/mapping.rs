@@ -1,10 +1,9 @@
 //! Memory that a borrowed device reaches.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rackbus_memory::Access;
+use rackbus_memory::{Access, ResourceHandle};
 use rackbus_pci::vfio_user::{Client, ClientError};
 
 use super::addresses::PAGE;
@@ -138,13 +137,13 @@ impl Follower for DmaFollower {
         }
     }
 
-    fn take_up(&self, file: &Arc<OwnedFd>) {
+    fn take_up(&self, file: &ResourceHandle) {
         let mut state = lock(&self.state);
         if state.mapped {
             return;
         }
         let (offset, length) = self.pages;
-        let memory = Some((file.as_fd(), offset));
+        let memory = Some((file.as_descriptor(), offset));
         let mapped = self.client.dma_map(self.address, length, self.access, memory);
         let outcome = mapped.map_err(|error| match error {
             ClientError::Wire(_) => DeviceError::Gone,

@@ -1,9 +1,9 @@
 //! Interrupts that carry data: a ring for each sender, in memory that both have mapped.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rackbus_memory::ResourceHandle;
 use rackbus_memory::doorbell::Doorbell;
 use rackbus_memory::region::RegionError;
 use rackbus_memory::ring::Consumer;
@@ -45,8 +45,8 @@ impl Rings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, ring: Handle, file: OwnedFd) -> Result<(), RegionError> {
-        let region = shared(&file, RING.bytes().unwrap_or(1))?;
+    pub(crate) fn add(&self, ring: Handle, memory: &ResourceHandle) -> Result<(), RegionError> {
+        let region = shared(memory, RING.bytes().unwrap_or(1))?;
         let Some(messages) = Consumer::new(region, 0, RING) else { return Ok(()) };
         self.lock().rings.push(IncomingData { ring, messages, left: None });
         // It may have sent already.
@@ -65,13 +65,14 @@ impl Rings {
     /// Rings of an interrupt that nobody triggers.
     #[cfg(test)]
     pub(crate) fn silent() -> Arc<Rings> {
-        use std::os::fd::AsFd;
-
         use rackbus_memory::doorbell::DOORBELL_BYTES;
+        use rackbus_memory::{AsHandle, Event, Handles, SharedMemory};
 
-        let line = rackbus_memory::SharedMemory::reserve("line", DOORBELL_BYTES as u64).unwrap();
-        let event = rackbus_memory::Event::new().unwrap().as_fd().try_clone_to_owned().unwrap();
-        let bell = super::bell(&mut [line, event].into_iter()).unwrap();
+        let mut handles = Handles::new();
+        let line = SharedMemory::create("line", DOORBELL_BYTES as u64).unwrap();
+        handles.push(line.as_handle()).unwrap();
+        handles.push(Event::new().unwrap().as_handle()).unwrap();
+        let bell = super::bell(&mut handles).unwrap();
         Arc::new(Rings { bell: Arc::new(bell), state: Mutex::default() })
     }
 
@@ -149,7 +150,8 @@ mod tests {
 
     fn sender(rings: &Rings, ring: Handle) -> (SharedMemory, Producer) {
         let memory = SharedMemory::create("ring", RING.bytes().unwrap() as u64).unwrap();
-        rings.add(ring, memory.descriptor().unwrap()).unwrap();
+        let handle = ResourceHandle::of_descriptor(memory.descriptor().unwrap());
+        rings.add(ring, &handle).unwrap();
         let producer = Producer::new(memory.region().clone(), 0, RING).unwrap();
         (memory, producer)
     }

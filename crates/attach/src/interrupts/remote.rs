@@ -35,11 +35,11 @@ impl Sender {
         timeout_ms: u32,
     ) -> Result<(Sender, Option<Arc<Region>>), AttachError> {
         let request = SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms };
-        let (made, reply, fds) = session.make(&request)?;
+        let (made, reply, mut handles) = session.make(&request)?;
         let Reply::Connected(connected) = reply else { return Err(AttachError::Protocol) };
-        let mut fds = fds.into_iter();
-        let bell = bell(&mut fds)?;
-        let ring = fds.next().map(|file| shared(&file, RING.bytes().unwrap_or(1))).transpose()?;
+        let bell = bell(&mut handles)?;
+        let ring = handles.resource().ok();
+        let ring = ring.map(|memory| shared(&memory, RING.bytes().unwrap_or(1))).transpose()?;
         let (handle, watch) = (connected.connection, Watch::new(None));
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
         session.registry().watch(handle, watched, session);

@@ -6,9 +6,10 @@
 //! time, the times add up.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+
+use rackbus_memory::ResourceHandle;
 
 /// How long all devices together may take to let memory go.
 const LONGEST: Duration = Duration::from_millis(1500);
@@ -23,14 +24,14 @@ pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
     fn unmap(&self);
 
     /// The memory is in this file from now on, which may be the one that it was in.
-    fn take_up(&self, file: &Arc<OwnedFd>);
+    fn take_up(&self, file: &ResourceHandle);
 
     /// The device takes too long: what waits for it in another thread fails now. Its conversation ends, and with that,
     /// as soon as its lender hears of it, all that it has mapped.
     fn give_up(&self);
 }
 
-pub(super) fn take_up_all(followers: &[Arc<dyn Follower>], file: &Arc<OwnedFd>) {
+pub(super) fn take_up_all(followers: &[Arc<dyn Follower>], file: &ResourceHandle) {
     followers.iter().for_each(|follower| follower.take_up(file));
 }
 
@@ -108,7 +109,7 @@ mod tests {
             *self.mapped.lock().unwrap() = false;
         }
 
-        fn take_up(&self, _: &Arc<OwnedFd>) {
+        fn take_up(&self, _: &ResourceHandle) {
             self.wait();
             *self.mapped.lock().unwrap() = !*self.given_up.lock().unwrap();
         }
@@ -120,7 +121,11 @@ mod tests {
     }
 
     fn memory() -> Arc<MappedMemory> {
-        MappedMemory::new(Some(SharedMemory::reserve("follower", 4096).unwrap()), true, 4096)
+        MappedMemory::new(
+            Some(ResourceHandle::of_descriptor(SharedMemory::reserve("follower", 4096).unwrap())),
+            true,
+            4096,
+        )
     }
 
     /// The node takes a process for dead that does not say within two seconds that it is frozen.
@@ -153,7 +158,7 @@ mod tests {
         told: Mutex<bool>,
         hears: Condvar,
         begun: Mutex<usize>,
-        has: Mutex<Option<Arc<OwnedFd>>>,
+        has: Mutex<Option<ResourceHandle>>,
     }
 
     impl Follower for Slow {
@@ -165,7 +170,7 @@ mod tests {
             *self.has.lock().unwrap() = None;
         }
 
-        fn take_up(&self, file: &Arc<OwnedFd>) {
+        fn take_up(&self, file: &ResourceHandle) {
             *self.begun.lock().unwrap() += 1;
             let told = self.told.lock().unwrap();
             drop(self.hears.wait_while(told, |told| !*told).unwrap());
@@ -187,7 +192,8 @@ mod tests {
                 std::thread::yield_now();
             }
             memory.freeze(0, 4096).unwrap();
-            let other = SharedMemory::reserve("moved", 4096).unwrap();
+            let other =
+                ResourceHandle::of_descriptor(SharedMemory::reserve("moved", 4096).unwrap());
             memory.adopt((0, 4096), other, 0, true).unwrap();
             // The device takes up what the memory was in, and then what it is in.
             *device.told.lock().unwrap() = true;
@@ -196,6 +202,6 @@ mod tests {
             program.join().unwrap().unwrap();
         });
         let now = memory.lock().file.clone().unwrap();
-        assert!(Arc::ptr_eq(device.has.lock().unwrap().as_ref().unwrap(), &now));
+        assert!(device.has.lock().unwrap().as_ref().unwrap().is_clone_of(&now));
     }
 }

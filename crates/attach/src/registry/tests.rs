@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use rackbus_memory::{Packets, SharedMemory};
+use rackbus_memory::{AsHandle, Packets, SharedMemory};
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn no_answer_is_lost_while_the_node_reads_nothing() {
     let asked = std::thread::spawn(move || {
         for turn in 0..ASKED {
             let hide = SessionEvent::Hide { turn, keeper: Handle(1), offset: 0, length: 1 };
-            registry.came(hide, Vec::new(), &events);
+            registry.came(hide, Handles::new(), &events);
         }
     });
     // Until it cannot go on without being read.
@@ -47,15 +47,15 @@ fn what_came_early_stays_before_what_comes_next() {
         };
         let watch = Watch::new(None);
         let watched = Watched { watch: Arc::downgrade(&watch), ..Watched::default() };
-        registry.came(event(0), Vec::new(), &events);
+        registry.came(event(0), Handles::new(), &events);
         // Many that came early take long enough for the next one to come meanwhile.
-        (0..64).for_each(|_| registry.came(event(0), Vec::new(), &events));
+        (0..64).for_each(|_| registry.came(event(0), Handles::new(), &events));
         std::thread::scope(|scope| {
             scope.spawn(|| registry.watch_from(segment, watched, &events));
             while lock(&registry.unwatched).early.iter().any(|(about, ..)| *about == segment) {
                 std::hint::spin_loop();
             }
-            registry.came(event(1), Vec::new(), &events);
+            registry.came(event(1), Handles::new(), &events);
         });
         (0..64).for_each(|_| assert_eq!(watch.wait(NOW), Some(SegmentEvent::Connected(4))));
         let heard = [watch.wait(NOW), watch.wait(NOW)].map(Option::unwrap);
@@ -70,14 +70,14 @@ fn is_closed(mut other: &std::os::unix::net::UnixStream) -> bool {
 }
 
 #[test]
-fn descriptors_for_what_was_given_back_are_closed() {
+fn handles_for_what_was_given_back_are_closed() {
     let (events, _node) = Packets::pair().unwrap();
     let registry = Registry::new(Calls::start().unwrap());
     let moved = |keeper| {
         let (file, other) = std::os::unix::net::UnixStream::pair().unwrap();
         let (ticket, offset, length, from) = (Handle(1), 0, 4096, 0);
         let adopt = SessionEvent::Adopt { ticket, keeper, offset, length, from };
-        registry.came(adopt, vec![file.into()], &events);
+        registry.came(adopt, Handles::of_descriptors(vec![file.into()]), &events);
         other
     };
     registry.watch_from(Handle(4), Watched::default(), &events);
@@ -94,30 +94,32 @@ fn descriptors_for_what_was_given_back_are_closed() {
 /// Brings `first` before `watched` is known, and `second` while what came early is dealt with.
 fn one_early_one_late(
     watched: Watched,
-    first: (SessionEvent, Option<OwnedFd>),
+    first: (SessionEvent, Option<ResourceHandle>),
     second: SessionEvent,
 ) {
     let (events, _node) = Packets::pair().unwrap();
     let registry = Registry::new(Calls::start().unwrap());
-    let (early, fds) = first;
+    let (early, memory) = first;
+    let mut handles = Handles::new();
+    memory.iter().for_each(|memory| handles.push(memory.as_handle()).unwrap());
     let handle = about(&early).unwrap();
     // Many that came early take long enough for the next one to come meanwhile.
     let other = SessionEvent::Connected { segment: handle, node: 4 };
-    (0..64).for_each(|_| registry.came(other.clone(), Vec::new(), &events));
-    registry.came(early, fds.into_iter().collect(), &events);
+    (0..64).for_each(|_| registry.came(other.clone(), Handles::new(), &events));
+    registry.came(early, handles, &events);
     std::thread::scope(|scope| {
         scope.spawn(|| registry.watch_from(handle, watched, &events));
         while lock(&registry.unwatched).early.iter().any(|(about, ..)| *about == handle) {
             std::hint::spin_loop();
         }
-        registry.came(second, Vec::new(), &events);
+        registry.came(second, Handles::new(), &events);
     });
 }
 
 #[test]
 fn a_freeze_that_came_early_ends_with_the_loss_that_followed_it() {
     for number in 0..50 {
-        let file = SharedMemory::reserve("test", 4096).unwrap();
+        let file = ResourceHandle::of_descriptor(SharedMemory::reserve("test", 4096).unwrap());
         let (memory, keeper) = (MappedMemory::new(Some(file), true, 4096), Handle(number));
         let watch = Watch::new(None);
         let watched = Watched {
@@ -139,20 +141,20 @@ fn what_is_hidden_before_it_is_known_is_until_it_is_shown() {
     let registry = Registry::new(Calls::start().unwrap());
     for (number, shown_before) in [(1, false), (2, true)] {
         let keeper = Handle(number);
-        let file = SharedMemory::reserve("test", 4096).unwrap();
+        let file = ResourceHandle::of_descriptor(SharedMemory::reserve("test", 4096).unwrap());
         let memory = MappedMemory::new(Some(file), true, 4096);
         let watched = Watched { memory: Arc::downgrade(&memory), ..Watched::default() };
         let hide = SessionEvent::Hide { turn: number, keeper, offset: 0, length: 16 };
-        registry.came(hide, Vec::new(), &events);
+        registry.came(hide, Handles::new(), &events);
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         let answer = node.receive(&mut buffer, &mut spin, None).unwrap();
         assert_eq!(decode(&buffer[..answer.length]), Some(Notice::Hidden { turn: number }));
         if shown_before {
-            registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
+            registry.came(SessionEvent::Show { keeper }, Handles::new(), &events);
         }
         registry.watch_from(keeper, watched, &events);
         assert_eq!(memory.is_hidden(), !shown_before);
-        registry.came(SessionEvent::Show { keeper }, Vec::new(), &events);
+        registry.came(SessionEvent::Show { keeper }, Handles::new(), &events);
         assert!(!memory.is_hidden());
     }
 }
@@ -163,7 +165,7 @@ fn a_sender_that_came_early_goes_when_it_is_gone() {
         let (rings, interrupt) = (Rings::silent(), Handle(number));
         let watched = Watched { rings: Arc::downgrade(&rings), ..Watched::default() };
         let ring = Handle(7);
-        let file = SharedMemory::reserve("ring", 1 << 20).unwrap();
+        let file = ResourceHandle::of_descriptor(SharedMemory::reserve("ring", 1 << 20).unwrap());
         let sender = (SessionEvent::Sender { interrupt, ring }, Some(file));
         one_early_one_late(watched, sender, SessionEvent::SenderGone { interrupt, ring });
         assert_eq!(rings.count(), 0, "its ring stays for ever");

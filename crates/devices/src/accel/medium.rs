@@ -19,9 +19,7 @@ use remote::RemoteMedium;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{
-    Carried, CarriedSession, DmaSpace, ExchangeFiles, ExchangeLayout, InheritedEnd,
-};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, ExchangeLayout, InheritedEnd};
 use rackbus_pci::{
     Bus, Function, MediumAccess, MediumOffer, MediumRefused, Operations, Work as Polled,
 };
@@ -322,7 +320,9 @@ pub fn front(
 ) -> Result<Box<dyn Function>, FrontError> {
     let description: AcceleratorDescription = serde_json::from_str(description)?;
     let remote = match access {
-        MediumAccess::Files(files) => RemoteMedium::new(description, exchange(files)?, lost)?,
+        MediumAccess::Handles(handles) => {
+            RemoteMedium::new(description, handles.try_into()?, lost)?
+        }
         MediumAccess::Carried(carried) => RemoteMedium::carried(description, carried, lost)?,
     };
     Ok(front_with(remote))
@@ -344,9 +344,4 @@ pub fn front_again(
 fn front_with(remote: RemoteMedium) -> Box<dyn Function> {
     let serial = remote.serial();
     Box::new(Front::with_medium(remote, serial, Operations::new(&NAMES)))
-}
-
-fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
-    let count = files.len();
-    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))
 }

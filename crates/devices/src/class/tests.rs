@@ -1,6 +1,7 @@
 //! What a rack file says of devices, and what is so of each class of the registry.
 
 use rackbus_fabric::rack::LimitCounts;
+use rackbus_memory::Handles;
 use rackbus_pci::{Endpoint, FunctionState, RestoreError};
 
 use super::*;
@@ -184,7 +185,7 @@ fn a_device_of_every_class_goes_on_from_its_state_once() {
 #[test]
 fn a_front_of_no_class_is_refused() {
     for class in ["tape", "gpu"] {
-        let front = front(class, "{}", MediumAccess::Files(Vec::new()), Lost::new(|| {}));
+        let front = front(class, "{}", MediumAccess::Handles(Handles::new()), Lost::new(|| {}));
         let said = front.err().expect("there is none").to_string();
         assert_eq!(said, format!("there is no front for a medium of class {class:?}"));
     }

@@ -46,7 +46,9 @@ impl Class for MemoryClass {
     ) -> Result<Box<dyn Function>, FrontError> {
         match access {
             // Memory that is mapped is loaded from and stored into without asking; there is nothing to give up.
-            MediumAccess::Files(files) => Ok(Box::new(MemoryFunction::front(description, files)?)),
+            MediumAccess::Handles(handles) => {
+                Ok(Box::new(MemoryFunction::front(description, handles)?))
+            }
             MediumAccess::Carried(carried) => {
                 Ok(Box::new(RemoteMemory::carried(description, carried, lost)?))
             }
@@ -60,7 +62,7 @@ impl Class for MemoryClass {
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         match end.session {
-            None => Ok(Box::new(MemoryFunction::front(description, end.files)?)),
+            None => Ok(Box::new(MemoryFunction::front(description, end.into_handles())?)),
             Some(_) => Ok(Box::new(RemoteMemory::again(description, end, lost)?)),
         }
     }

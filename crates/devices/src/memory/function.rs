@@ -2,7 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, CarriedSession, InheritedEnd, ticks};
+use rackbus_memory::{AsHandle, Carried, CarriedSession, Handles, InheritedEnd, ticks};
 use rackbus_pci::{
     Bar, BarMemory, Bus, Function, FunctionInfo, Health, Mappable, MediumOffer, MediumRefused,
     ModelState, Operations, ResetKind, RestoreError, SaveError, Work,
@@ -142,17 +142,16 @@ impl MemoryFunction {
         })
     }
 
-    /// The front of the memory that another node described and whose file it gave. The function is
+    /// The front of the memory that another node described, with what it gave that leads there. The function is
     /// this node's, the bytes are that one's, which takes them away when the lease ends.
     ///
     /// # Errors
     /// [`FrontError`].
-    pub fn front(description: &str, files: Vec<OwnedFd>) -> Result<MemoryFunction, FrontError> {
+    pub fn front(description: &str, mut handles: Handles) -> Result<MemoryFunction, FrontError> {
         let Described { size, serial } = Described::read(description)?;
         let unfit = |error: SpanError| FrontError::Device(std::io::Error::other(error));
-        let count = files.len();
-        let [file] = files.try_into().map_err(|_| FrontError::Files(count, 1))?;
-        let span = MemorySpan::elsewhere(file, size).map_err(unfit)?;
+        let span = MemorySpan::elsewhere(&mut handles, size).map_err(unfit)?;
+        handles.finish()?;
         MemoryFunction::new(span, serial).map_err(FrontError::Device)
     }
 
@@ -245,17 +244,15 @@ impl Function for MemoryFunction {
             return Err(MediumRefused::InUse);
         }
         // What could not be taken away from a former user is nobody else's.
-        let file = self.memory.descriptor().map_err(MediumRefused::Files)?;
-        let files = match carried {
-            None => vec![file],
-            Some(carried) => {
-                self.port = Some(MemoryPort::carried(carried)?);
-                Vec::new()
-            }
-        };
+        let memory = self.memory.handle().map_err(MediumRefused::Files)?;
+        let mut handles = Handles::new();
+        match carried {
+            None => handles.push(memory.as_handle()).map_err(MediumRefused::Files)?,
+            Some(carried) => self.port = Some(MemoryPort::carried(carried)?),
+        }
         self.served = true;
         let description = serde_json::to_string(&self.described()).unwrap_or_default();
-        Ok(MediumOffer { class: CLASS, description, files })
+        Ok(MediumOffer { class: CLASS, description, handles })
     }
 
     fn carried_by(&mut self, session: CarriedSession) {

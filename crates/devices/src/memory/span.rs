@@ -21,7 +21,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::{SharedMemory, sparse};
+use rackbus_memory::{HandleError, Handles, SharedMemory, sparse};
 use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom};
 use rustix::io::Errno;
 
@@ -59,6 +59,9 @@ pub enum SpanError {
     /// Memory could not be had.
     #[error(transparent)]
     Memory(#[from] rackbus_memory::RegionError),
+    /// What leads to it did not come.
+    #[error(transparent)]
+    Handles(#[from] HandleError),
 }
 
 /// Where the bytes are at home.
@@ -178,12 +181,12 @@ impl MemorySpan {
         }
     }
 
-    /// The span of another node, which gave its `file`.
+    /// The span of another node, which gave what leads to it as the next of `handles`.
     ///
     /// # Errors
-    /// [`SpanError::Unfit`].
-    pub fn elsewhere(file: OwnedFd, length: u64) -> Result<MemorySpan, SpanError> {
-        let file = MemorySpan::passed_on(file, length)?;
+    /// [`SpanError::Handles`], [`SpanError::Unfit`].
+    pub fn elsewhere(handles: &mut Handles, length: u64) -> Result<MemorySpan, SpanError> {
+        let file = MemorySpan::passed_on(handles.next_descriptor()?, length)?;
         Ok(MemorySpan::new(Home::Elsewhere, length, AtReturn::Keep, file))
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rackbus_memory::{Access, Region as Mapping};
+use rackbus_memory::{Access, Handles, Region as Mapping};
 use rackbus_pci::endpoint::{Endpoint, FunctionRegion};
 use rackbus_pci::{MediumRefused, RestoreError, SaveError};
 use rackbus_spec::pcie::Command;
@@ -227,7 +227,7 @@ fn a_front_elsewhere_has_the_same_bytes_until_the_lender_takes_them_away() {
     let front = crate::class::front(
         offer.class,
         &offer.description,
-        rackbus_pci::MediumAccess::Files(offer.files),
+        rackbus_pci::MediumAccess::Handles(offer.handles),
         lost,
     )
     .unwrap();
@@ -253,14 +253,15 @@ fn a_front_of_memory_that_does_not_fit_is_refused() {
     let pipe = || rustix::pipe::pipe().unwrap().0;
     for (description, files, expected) in [
         ("{}", vec![file()], "missing field"),
-        ("{\"size\":1048576,\"serial\":1}", vec![], "0 descriptors"),
-        ("{\"size\":1048576,\"serial\":1}", vec![file(), file()], "2 descriptors"),
+        ("{\"size\":1048576,\"serial\":1}", vec![], "memory should have come"),
+        ("{\"size\":1048576,\"serial\":1}", vec![file(), file()], "1 more came beside a message"),
         ("{\"size\":2097152,\"serial\":1}", vec![file()], "no file of 2097152 bytes"),
         ("{\"size\":1000000,\"serial\":1}", vec![file()], "no file of 1000000 bytes"),
         ("{\"size\":0,\"serial\":1}", vec![file()], "no file of 0 bytes"),
         ("{\"size\":1048576,\"serial\":1}", vec![pipe()], "no file of 1048576 bytes"),
     ] {
-        let said = MemoryFunction::front(description, files).unwrap_err().to_string();
+        let handles = Handles::of_descriptors(files);
+        let said = MemoryFunction::front(description, handles).unwrap_err().to_string();
         assert!(said.contains(expected), "{description}: {said}");
     }
 }

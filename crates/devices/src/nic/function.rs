@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, InheritedEnd};
 use rackbus_net::{MacAddress, NetworkPort};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
@@ -512,13 +512,13 @@ impl Function for Nic {
             rate: self.rate,
             up: port.is_up(),
         };
-        let (served, files) = match carried {
-            None => ServedPort::new(&**port).map(|(served, files)| (served, files.into()))?,
-            Some(carried) => (ServedPort::carried(carried, &**port)?, Vec::new()),
+        let (served, handles) = match carried {
+            None => ServedPort::new(&**port).map(|(served, it)| (served, it.into()))?,
+            Some(carried) => (ServedPort::carried(carried, &**port)?, Handles::new()),
         };
         self.served = Some(served);
         let description = serde_json::to_string(&description).unwrap_or_default();
-        Ok(MediumOffer { class: CLASS, description, files })
+        Ok(MediumOffer { class: CLASS, description, handles })
     }
 
     fn carried_by(&mut self, session: CarriedSession) {

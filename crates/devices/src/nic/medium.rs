@@ -18,10 +18,9 @@ mod tests;
 pub(super) use remote::{RemotePort, RemotePortState};
 pub(super) use served::{ServedPort, ServedState};
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rackbus_memory::{DmaSlice, ExchangeFiles, ExchangeLayout, InheritedEnd, PinnedSlice};
+use rackbus_memory::{DmaSlice, ExchangeLayout, InheritedEnd, PinnedSlice};
 use rackbus_net::port::{MAX_FRAME, MIN_FRAME};
 use rackbus_net::{Frame, Offload};
 use rackbus_pci::{Function, MediumAccess};
@@ -230,8 +229,8 @@ pub(super) fn front(
     let description: NicDescription = serde_json::from_str(description)?;
     let counters = Arc::<NicCounters>::default();
     let remote = match access {
-        MediumAccess::Files(files) => {
-            RemotePort::join(&description, exchange(files)?, lost, counters.clone())?
+        MediumAccess::Handles(handles) => {
+            RemotePort::join(&description, handles.try_into()?, lost, counters.clone())?
         }
         MediumAccess::Carried(carried) => {
             RemotePort::carried(&description, carried, lost, counters.clone())?
@@ -253,9 +252,4 @@ pub(super) fn front_again(
     let counters = Arc::<NicCounters>::default();
     let remote = RemotePort::again(&description, end, lost, counters.clone())?;
     Ok(Box::new(Nic::front(&description, remote, counters)))
-}
-
-fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
-    let count = files.len();
-    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, 3))
 }

@@ -80,7 +80,7 @@ impl Class for DriveClass {
         lost: Lost,
     ) -> Result<Box<dyn Function>, FrontError> {
         Ok(Box::new(match access {
-            MediumAccess::Files(files) => medium::front(description, files, lost)?,
+            MediumAccess::Handles(handles) => medium::front(description, handles, lost)?,
             MediumAccess::Carried(carried) => medium::front_carried(description, carried, lost)?,
         }))
     }

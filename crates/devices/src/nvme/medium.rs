@@ -11,9 +11,7 @@ mod zero_parts;
 pub(super) use port::DrivePort;
 use remote::RemoteBacking;
 
-use std::os::fd::OwnedFd;
-
-use rackbus_memory::{Carried, ExchangeFiles, ExchangeLayout, InheritedEnd};
+use rackbus_memory::{Carried, ExchangeHandles, ExchangeLayout, Handles, InheritedEnd};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -32,9 +30,6 @@ pub const CLASS: &str = "nvme";
 
 /// Operations under way at a time. Others wait at the front.
 const TAGS: u32 = 64;
-
-/// Files of an exchange.
-const EXCHANGE: usize = 3;
 
 /// Of the exchange between the two ends.
 pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
@@ -83,10 +78,10 @@ impl DriveDescription {
 ///
 /// # Errors
 /// [`FrontError`].
-pub fn front(description: &str, mut files: Vec<OwnedFd>, lost: Lost) -> Result<Nvme, FrontError> {
+pub fn front(description: &str, mut handles: Handles, lost: Lost) -> Result<Nvme, FrontError> {
     let description: DriveDescription = serde_json::from_str(description)?;
-    let region = files.split_off(files.len().min(EXCHANGE));
-    front_with(RemoteBacking::new(description, exchange(files)?, lost)?, region)
+    let exchange = ExchangeHandles::take(&mut handles)?;
+    front_with(RemoteBacking::new(description, exchange, lost)?, handles)
 }
 
 /// The same where `carried` carries the operations.
@@ -95,7 +90,7 @@ pub fn front(description: &str, mut files: Vec<OwnedFd>, lost: Lost) -> Result<N
 /// [`FrontError`].
 pub fn front_carried(description: &str, carried: Carried, lost: Lost) -> Result<Nvme, FrontError> {
     let description: DriveDescription = serde_json::from_str(description)?;
-    front_with(RemoteBacking::carried(description, carried, lost)?, Vec::new())
+    front_with(RemoteBacking::carried(description, carried, lost)?, Handles::new())
 }
 
 /// The same where an earlier life of the controller is gone on with.
@@ -112,36 +107,28 @@ pub fn front_again(description: &str, end: InheritedEnd, lost: Lost) -> Result<N
     let region = memory.split_off(usize::from(config.buffer > 0).min(memory.len()));
     let buffer = memory.pop().map(|file| MemoryBuffer::again(file, config.buffer));
     let buffer = buffer.transpose().map_err(|error| unfit(error.into()))?;
-    around(&config, remote, buffer, region)
+    around(&config, remote, buffer, Handles::of_descriptors(region))
 }
 
-fn front_with(remote: RemoteBacking, region: Vec<OwnedFd>) -> Result<Nvme, FrontError> {
+fn front_with(remote: RemoteBacking, region: Handles) -> Result<Nvme, FrontError> {
     let config = remote.description().config();
     let buffer = (config.buffer > 0).then(|| MemoryBuffer::new(config.buffer));
     let buffer = buffer.transpose().map_err(|error| unfit(error.into()))?;
     around(&config, remote, buffer, region)
 }
 
-/// The controller at the borrower; `region` is the file of the persistent memory region, which is the lender's.
+/// The controller at the borrower; `region` leads to the persistent memory region, which is the lender's.
 fn around(
     config: &NvmeConfig,
     remote: RemoteBacking,
     buffer: Option<MemoryBuffer>,
-    region: Vec<OwnedFd>,
+    mut region: Handles,
 ) -> Result<Nvme, FrontError> {
-    let (count, expected) = (region.len(), usize::from(config.persistent > 0));
-    if count != expected {
-        return Err(FrontError::Files(EXCHANGE + count, EXCHANGE + expected));
-    }
-    let file = region.into_iter().next();
-    let region = file.map(|file| PersistentRegion::elsewhere(file, config.persistent));
-    let region = region.transpose().map_err(unfit)?;
-    Nvme::with_memory(config, Box::new(remote), buffer, region).map_err(unfit)
-}
-
-fn exchange(files: Vec<OwnedFd>) -> Result<ExchangeFiles, FrontError> {
-    let count = files.len();
-    ExchangeFiles::try_from(files).map_err(|_| FrontError::Files(count, EXCHANGE))
+    let size = config.persistent;
+    let memory = (size > 0).then(|| PersistentRegion::elsewhere(&mut region, size));
+    let memory = memory.transpose().map_err(unfit)?;
+    region.finish()?;
+    Nvme::with_memory(config, Box::new(remote), buffer, memory).map_err(unfit)
 }
 
 fn unfit(error: NvmeError) -> FrontError {

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rackbus_memory::{Access, DmaSlice, Region};
+use rackbus_memory::{Access, DmaSlice, Handles, Region, ResourceHandle};
 use rackbus_pci::{Bar, BarMemory, Mappable};
 use rackbus_spec::nvme::registers::{
     BARRIER_STATUS, PMRSTS, Pmrcap, Pmrmsc, Pmrsts, REGION_SOUND, REGION_UNRELIABLE,
@@ -134,12 +134,13 @@ impl PersistentRegion {
         Ok(PersistentRegion { inherited: true, ..PersistentRegion::around(store)? })
     }
 
-    /// The region of a drive of another node, which gave its file and takes it away itself.
+    /// The region of a drive of another node, which gave what leads to it as the next of `handles`, and takes it away
+    /// itself.
     ///
     /// # Errors
     /// When it is not that.
-    pub fn elsewhere(file: OwnedFd, size: u64) -> Result<PersistentRegion, NvmeError> {
-        PersistentRegion::around(Box::new(MemorySpan::elsewhere(file, size)?))
+    pub fn elsewhere(handles: &mut Handles, size: u64) -> Result<PersistentRegion, NvmeError> {
+        PersistentRegion::around(Box::new(MemorySpan::elsewhere(handles, size)?))
     }
 
     /// The region that `store` keeps.
@@ -175,12 +176,12 @@ impl PersistentRegion {
         self.failed = true;
     }
 
-    /// A descriptor for a front elsewhere.
+    /// What leads a front elsewhere to it.
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.bar.descriptor()
+    pub fn handle(&self) -> io::Result<ResourceHandle> {
+        self.bar.handle()
     }
 
     /// What whoever goes on with the drive needs of it.

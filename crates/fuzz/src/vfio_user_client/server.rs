@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use rackbus_memory::{Event, SharedMemory, Stream, StreamError};
+use rackbus_memory::{Event, HandleRef, Handles, SharedMemory, Stream, StreamError};
 use rackbus_pci::vfio_user::wire::{MAX_FDS, MAX_MESSAGE};
 use rackbus_spec::vfio_user::{Flags, MessageHeader, RegionAccess, TYPE_MASK, command};
 use rustix::fs::MemfdFlags;
@@ -206,7 +206,7 @@ fn unasked(state: &mut State) -> Vec<u8> {
 }
 
 impl Stream for FuzzedServer {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         let bytes = parts.concat();
         let (header, body) =
             MessageHeader::read_from_prefix(&bytes).expect("a request has a header");
@@ -214,7 +214,7 @@ impl Stream for FuzzedServer {
         assert!(!state.ended, "{header:?} after the end");
         assert_eq!(header.message_size as usize, bytes.len(), "a request's length is not its own");
         assert_eq!(header.flags & TYPE_MASK, 0, "it asks by a reply");
-        assert!(fds.len() <= MAX_FDS, "{} descriptors", fds.len());
+        assert!(handles.len() <= MAX_FDS, "{} descriptors", handles.len());
         assert!(state.asked.is_none(), "{:?} was not answered", state.asked);
         if header.flags & Flags::NO_REPLY.bits() == 0 {
             state.asked = Some(header);
@@ -225,7 +225,7 @@ impl Stream for FuzzedServer {
         Ok(())
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
         assert!(buffer.len() <= MAX_MESSAGE, "room for {} bytes", buffer.len());
         let state = &mut *lock(&self.state);
         if state.ended || state.said.is_empty() && !buffer.is_empty() {
@@ -237,7 +237,7 @@ impl Stream for FuzzedServer {
         }
         buffer.copy_from_slice(&state.said[..buffer.len()]);
         state.said.drain(..buffer.len());
-        fds.append(&mut state.fds);
+        handles.append(Handles::of_descriptors(std::mem::take(&mut state.fds)));
         if state.receives_body {
             state.asked = None;
             state.body = buffer.to_vec();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::doorbell::DOORBELL_BYTES;
-use rackbus_memory::{Access, Doorbell, Packets, PeerEvent, Region, StreamError};
+use rackbus_memory::{Access, Doorbell, HandleRef, Packets, PeerEvent, Region, StreamError};
 use rackbus_segment::guest::GuestChannel;
 use rustix::fs::{FileType, OFlags};
 
@@ -37,8 +37,8 @@ impl SessionSockets {
             return self.events.send(message, &[]);
         }
         let theirs = self.theirs.take();
-        let beside: Vec<_> = theirs.iter().map(|fd| fd.as_fd()).collect();
-        self.calls.send(message, &beside)
+        let beside = theirs.as_ref().map(|fd| HandleRef::of_descriptor(fd.as_fd()));
+        self.calls.send(message, beside.as_slice())
     }
 
     pub(super) fn shut_down(&self) {

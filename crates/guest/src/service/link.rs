@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, StreamError};
+use rackbus_memory::{AdaptiveSpin, HandleRef, PacketStream, Packets, StreamError};
 use rackbus_segment::message::{decode, encode};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -103,8 +103,9 @@ impl StandbyLink {
 
     fn tell(&self, told: &StandbyMessage, beside: &[BorrowedFd<'_>]) -> std::io::Result<()> {
         let (bytes, begun) = (encode(told), Instant::now());
+        let handles: Vec<_> = beside.iter().map(|fd| HandleRef::of_descriptor(*fd)).collect();
         loop {
-            match self.0.send(&bytes, beside) {
+            match self.0.send(&bytes, &handles) {
                 Err(StreamError::TimedOut) if begun.elapsed() < PATIENCE => {
                     let left = PATIENCE.saturating_sub(begun.elapsed());
                     wait_for_room(&self.0, left);
@@ -152,7 +153,9 @@ pub(super) fn listen(packets: &Packets) -> Option<InheritedDevice> {
             }
         };
         let told = buffer.get(..packet.length).and_then(decode::<StandbyMessage>);
-        let taken = told.filter(|_| !packet.lost).and_then(|it| listener.take(it, packet.fds));
+        let taken = told
+            .filter(|_| !packet.lost)
+            .and_then(|it| listener.take(it, packet.handles.into_descriptors()));
         if taken.is_none() {
             tracing::error!("the standby received a malformed record");
             return None;

@@ -158,7 +158,8 @@ impl Device {
         buffer: &[u8],
         packets: &Packets,
     ) {
-        let Packet { length, fds, lost } = packet;
+        let Packet { length, handles, lost } = packet;
+        let fds = handles.into_descriptors();
         let message = buffer.get(..length).unwrap_or_default().to_vec();
         let (kinds, events) = (kinds(&fds), place == GuestChannel::Events);
         let record = JournalRecord::Received { session, events, message, kinds, lost };

@@ -4,12 +4,11 @@
 //! more is put in, so one who takes nothing costs one message. A thread gives what is held to the socket when
 //! that has room again; it lives for as long as the conversation.
 
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketStream, Stream, StreamError};
+use rackbus_memory::{AdaptiveSpin, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::io::Errno;
 
 use crate::tls::{TlsConversation, stream_error};
@@ -127,8 +126,8 @@ impl Drop for TlsPackets {
 }
 
 impl PacketStream for TlsPackets {
-    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        if !fds.is_empty() {
+    fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        if !handles.is_empty() {
             return Err(StreamError::Socket(Errno::OPNOTSUPP));
         }
         let length = u32::try_from(message.len()).ok().filter(|_| message.len() <= MAX_PACKET);
@@ -157,7 +156,7 @@ impl PacketStream for TlsPackets {
                 let length = range.len();
                 buffer[..length].copy_from_slice(&incoming.buffer[range]);
                 spin.waited(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                return Ok(Packet { length, fds: Vec::new(), lost: false });
+                return Ok(Packet { length, handles: Handles::new(), lost: false });
             }
             match self.stream.receive_some(incoming.room(), stream_error)? {
                 0 if begun.elapsed() < polled => std::hint::spin_loop(),

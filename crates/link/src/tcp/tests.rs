@@ -6,7 +6,7 @@ use std::sync::RwLock;
 use rackbus_identity::{CertificateAuthority, Revocation, RevocationList, Revoked};
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, CarriedSession, Event, Exchange, ExchangeLayout};
+use rackbus_memory::{Carried, CarriedSession, Event, Exchange, ExchangeLayout, Handles};
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn operations_and_their_data_go_there_and_back() {
     let mut answers =
         Exchange::carried("a", carried(&*theirs, SessionSide::Answers), LAYOUT).unwrap();
     let mut said = [0; 6];
-    ours.receive(&mut said, &mut Vec::new()).unwrap();
+    ours.receive(&mut said, &mut Handles::new()).unwrap();
     assert_eq!(&said, b"medium");
     let mut asks = Exchange::carried("b", carried(&*ours, SessionSide::Asks), LAYOUT).unwrap();
     let mut message = [0; MESSAGE_BYTES];

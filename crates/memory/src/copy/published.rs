@@ -4,14 +4,13 @@
 //! Each channel has a slot of eight numbers in one page of the process. A slot that a channel leaves keeps its numbers,
 //! and the next one counts on from there: the sum of all slots never falls.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
 use super::channel::Statistics;
-use crate::SharedMemory;
+use crate::{AsHandle, HandleRef, MemoryHandle, SharedMemory};
 
 const PAGE: usize = 4096;
 const SLOT: usize = 64;
@@ -38,15 +37,16 @@ fn page() -> Option<&'static Page> {
 
 /// The memory that this process' channels count in, for [`read_published`]; `None` when the system has none left, or in a
 /// fork of a process that had it.
-pub fn published() -> Option<BorrowedFd<'static>> {
-    page().map(|page| page.memory.as_fd())
+pub fn published() -> Option<HandleRef<'static>> {
+    page().map(|page| page.memory.as_handle())
 }
 
 /// The sum of what the channels of another process did, from the memory that it passed. It may say anything.
 ///
 /// # Errors
 /// When that is no memory that keeps its size, as [`published`] gives it.
-pub fn read_published(memory: BorrowedFd<'_>) -> std::io::Result<Statistics> {
+pub fn read_published(memory: &MemoryHandle) -> std::io::Result<Statistics> {
+    let (memory, _) = memory.parts();
     let seals = rustix::fs::fcntl_get_seals(memory)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(Errno::INVAL.into());

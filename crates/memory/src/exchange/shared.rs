@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_fabric::Access;
 
-use super::{ExchangeError, ExchangeFiles, ExchangeLayout, MESSAGE_BYTES, place, unfit};
+use super::{ExchangeError, ExchangeHandles, ExchangeLayout, MESSAGE_BYTES, place, unfit};
 use crate::doorbell::{DOORBELL_BYTES, Doorbell};
 use crate::event::Event;
 use crate::peer_event::PeerEvent;
@@ -39,15 +39,14 @@ impl SharedEnd {
     pub(super) fn create(
         name: &str,
         layout: ExchangeLayout,
-    ) -> Result<(SharedEnd, ExchangeFiles), ExchangeError> {
+    ) -> Result<(SharedEnd, ExchangeHandles), ExchangeError> {
         let places = layout.places().ok_or_else(|| unfit(layout))?;
         let memory = SharedMemory::create(name, places.total as u64)?;
-        let events = [Event::new()?, Event::new()?];
-        let copies = [copy(&events[0])?, copy(&events[1])?];
-        let files = ExchangeFiles { memory: memory.descriptor()?, events: copies };
-        let events = events.map(PeerEvent::from);
+        let events = [Event::new()?, Event::new()?].map(PeerEvent::from);
+        let copies = [events[0].try_clone()?, events[1].try_clone()?];
+        let handles = ExchangeHandles { memory: memory.descriptor()?, events: copies };
         let (region, memory) = (memory.region().clone(), memory.descriptor()?);
-        Ok((SharedEnd::with_region(region, memory, events, layout, 0)?, files))
+        Ok((SharedEnd::with_region(region, memory, events, layout, 0)?, handles))
     }
 
     /// The other end, for the side that asks; also where another process had it before.
@@ -55,10 +54,10 @@ impl SharedEnd {
     /// # Errors
     /// [`ExchangeError`].
     pub(super) fn join(
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         layout: ExchangeLayout,
     ) -> Result<SharedEnd, ExchangeError> {
-        SharedEnd::of(files, layout, 1)
+        SharedEnd::of(handles, layout, 1)
     }
 
     /// The end of the side that answers, which another process had.
@@ -66,23 +65,21 @@ impl SharedEnd {
     /// # Errors
     /// [`ExchangeError`].
     pub(super) fn resume(
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         layout: ExchangeLayout,
     ) -> Result<SharedEnd, ExchangeError> {
-        SharedEnd::of(files, layout, 0)
+        SharedEnd::of(handles, layout, 0)
     }
 
     fn of(
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         layout: ExchangeLayout,
         own: usize,
     ) -> Result<SharedEnd, ExchangeError> {
         let places = layout.places().ok_or_else(|| unfit(layout))?;
         let access = Access::READ | Access::WRITE;
-        let region = Region::map(files.memory.as_fd(), 0, places.total as u64, access)?;
-        let [answers, asks] = files.events;
-        let events = [PeerEvent::new(answers)?, PeerEvent::new(asks)?];
-        SharedEnd::with_region(Arc::new(region), files.memory, events, layout, own)
+        let region = Region::map(handles.memory.as_fd(), 0, places.total as u64, access)?;
+        SharedEnd::with_region(Arc::new(region), handles.memory, handles.events, layout, own)
     }
 
     /// What another process needs to continue with this end, between two messages of this side. Dropping
@@ -90,12 +87,12 @@ impl SharedEnd {
     ///
     /// # Errors
     /// When the process has no descriptors left.
-    pub(super) fn pass_on(&self) -> std::io::Result<ExchangeFiles> {
-        let [heard, rung] = [&self.heard, &self.rung].map(|bell| bell.as_fd().try_clone_to_owned());
+    pub(super) fn pass_on(&self) -> std::io::Result<ExchangeHandles> {
+        let [heard, rung] = [&self.heard, &self.rung].map(|bell| bell.event().try_clone());
         let events = if self.own == 0 { [heard?, rung?] } else { [rung?, heard?] };
         let memory = self.memory.try_clone()?;
         self.passed_on.store(true, Ordering::Relaxed);
-        Ok(ExchangeFiles { memory, events })
+        Ok(ExchangeHandles { memory, events })
     }
 
     /// Goes on here after all.
@@ -196,8 +193,4 @@ impl AsFd for SharedEnd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.heard.as_fd()
     }
-}
-
-fn copy(event: &Event) -> std::io::Result<OwnedFd> {
-    event.as_fd().try_clone_to_owned()
 }

@@ -33,7 +33,7 @@ fn memory_moves_under_a_writer_without_losing_a_write() {
         region.freeze(0, 8192).unwrap();
         let at_move = region.whole().load_u64(4096, Ordering::Acquire).unwrap();
         crate::sparse::copy_sparse((&old, 0), (&new, 0), 8192).unwrap();
-        region.adopt(0, 8192, new.as_fd(), 0).unwrap();
+        region.adopt(0, 8192, HandleRef::of_descriptor(new.as_fd()), 0).unwrap();
         // Readers are there already, writers not before they are let.
         assert_eq!(region.whole().load_u64(4096, Ordering::Acquire), Some(at_move));
         let copy = Region::map(new.as_fd(), 0, 8192, BOTH).unwrap();
@@ -58,7 +58,8 @@ fn own_memory_is_lent_and_given_back_with_its_bytes() {
     std::mem::forget(room);
     let shared = file(8192);
     // SAFETY: the range was reserved above and forgotten.
-    let over = unsafe { Region::map_over(address, shared.as_fd(), 8192) }.unwrap();
+    let over = unsafe { Region::map_over(address, HandleRef::of_descriptor(shared.as_fd()), 8192) }
+        .unwrap();
     let other = Region::map(shared.as_fd(), 4096, 4, BOTH).unwrap();
     let mut text = [0; 4];
     other.whole().copy_to(&mut text);
@@ -98,7 +99,16 @@ fn no_store_is_lost_while_memory_is_lent_and_given_back() {
         for _ in 0..ROUNDS {
             let shared = file(LENGTH as u64);
             // SAFETY: as above.
-            drop(unsafe { Region::map_over(address, shared.as_fd(), LENGTH as u64) }.unwrap());
+            drop(
+                unsafe {
+                    Region::map_over(
+                        address,
+                        HandleRef::of_descriptor(shared.as_fd()),
+                        LENGTH as u64,
+                    )
+                }
+                .unwrap(),
+            );
         }
         done.store(true, Ordering::Relaxed);
         assert_eq!(writer.join().unwrap(), count.load(Ordering::Relaxed));
@@ -111,14 +121,14 @@ fn a_part_of_a_mapping_is_adopted_from_elsewhere() {
     let region = Region::map(all.as_fd(), 4096, 2 * 4096, BOTH).unwrap();
     Region::map(page.as_fd(), 0, 4096, BOTH).unwrap().whole().copy_from(b"page");
     region.freeze(8192, 4096).unwrap();
-    region.adopt(8192, 4096, page.as_fd(), 0).unwrap();
+    region.adopt(8192, 4096, HandleRef::of_descriptor(page.as_fd()), 0).unwrap();
     region.unfreeze().unwrap();
     let mut text = [0; 4];
     region.whole().part(4096, 4).unwrap().copy_to(&mut text);
     assert_eq!(&text, b"page");
     region.whole().part(0, 1).unwrap().copy_from(b"x");
     // What lies outside of the mapping does not matter.
-    region.adopt(0, 4096, page.as_fd(), 0).unwrap();
+    region.adopt(0, 4096, HandleRef::of_descriptor(page.as_fd()), 0).unwrap();
     region.whole().part(0, 1).unwrap().copy_to(&mut text[..1]);
     assert_eq!(text[0], b'x');
 }
@@ -155,7 +165,7 @@ fn huge_pages_are_asked_for_where_they_fit() {
     assert!(!asked(start(&Region::map(small.as_fd(), 0, MIB, BOTH).unwrap())));
     // For memory that has moved as well.
     region.freeze(0, 4 * MIB).unwrap();
-    region.adopt(0, 4 * MIB, next.as_fd(), 0).unwrap();
+    region.adopt(0, 4 * MIB, HandleRef::of_descriptor(next.as_fd()), 0).unwrap();
     assert!(asked(start(&region)));
 }
 

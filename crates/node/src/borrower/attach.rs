@@ -166,14 +166,14 @@ impl AttachOpener {
             }
             Placement::Borrower => {
                 let offered = OfferedMedium::receive(&*stream, &self.hello.to);
-                let (medium, files) = offered.map_err(|error| none(error.to_string()))?;
+                let (medium, handles) = offered.map_err(|error| none(error.to_string()))?;
                 let function = &open.grant.function;
                 let lending = self.fabric.front_lending(&function.to_string(), &self.hello.from);
                 let lending = lending.map_err(|error| none(error.to_string()))?;
                 let name = &function.device;
                 let slot = open.begin_front(SUCCESSION).map_err(front_refused)?;
                 let Some(carrier) = stream.carrier() else {
-                    let access = MediumAccess::Files(files);
+                    let access = MediumAccess::Handles(handles);
                     let device =
                         PlacedDevice::start(name, &medium, access, stream, lending, on_lost)?;
                     open.attached(Attachment::Medium(device.conversation(), None));

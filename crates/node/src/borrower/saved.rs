@@ -22,7 +22,7 @@ use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::{ClientState, FrontState, SavedBorrow, SavedState, ShapeState};
 use crate::lendable::NotSaved;
-use crate::remote::{AbsentDevice, NoSocket, OnLost, RemoteDevice};
+use crate::remote::{AbsentDevice, NotHeritable, OnLost, RemoteDevice};
 use crate::sessions::HeldSession;
 
 /// How long a front may take to answer: with the gate closed, everybody else waits with it.
@@ -140,7 +140,7 @@ impl BorrowedFunctions {
         *open.fixed() = fixed;
         conversation.check().map_err(std::io::Error::other)?;
         let lender = match lender {
-            Some(number) => Some(link.conversation(descriptors.take(number)?)?),
+            Some(number) => Some(link.conversation(descriptors.take_handle(number)?)?),
             None => None,
         };
         let stream = UnixStream::from(descriptors.take(stream)?);
@@ -252,11 +252,11 @@ impl SavedLeases {
         let attachment = open.attachment();
         let (lender, front) = match &*attachment {
             Some(Attachment::Function(conversation)) => {
-                (conversation.socket().map_err(|NoSocket| HandOverError::Link)?, None)
+                (conversation.handle().map_err(|NotHeritable| HandOverError::Link)?, None)
             }
             Some(Attachment::Medium(front, session)) if !front.is_gone() => {
-                let socket = front.socket();
-                if socket.is_none() && session.is_none() {
+                let handle = front.handle();
+                if handle.is_none() && session.is_none() {
                     return Err(HandOverError::Link);
                 }
                 let function = open.grant.function.to_string();
@@ -269,11 +269,11 @@ impl SavedLeases {
                 let (medium, function) = (front.medium().clone(), function?);
                 let state = session.as_ref().map(CarriedSession::save);
                 self.sessions.extend(session.clone());
-                (socket, Some(FrontState { medium, function, session: state }))
+                (handle, Some(FrontState { medium, function, session: state }))
             }
             Some(Attachment::Medium(..)) | None => (None, None),
         };
-        let lender = lender.map(|socket| parcel.put(socket)).transpose()?;
+        let lender = lender.map(|handle| parcel.put_handle(handle)).transpose()?;
         Ok(ClientState {
             stream: parcel.put(client.stream.as_fd())?,
             conversation: client.conversation.clone(),

@@ -8,7 +8,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::packets::{MAX_PACKET, MAX_PACKET_DESCRIPTORS};
-use rackbus_memory::{AdaptiveSpin, Packets, StreamError};
+use rackbus_memory::{AdaptiveSpin, HandleRef, Packets, ResourceHandle, StreamError};
 use rustix::fs::MemfdFlags;
 
 /// Descriptors on their way.
@@ -37,6 +37,14 @@ impl Parcel {
         fds.into_iter().map(|fd| self.put(fd.as_fd())).collect()
     }
 
+    /// The same of what leads to something of the link's.
+    ///
+    /// # Errors
+    /// As [`put`](Parcel::put).
+    pub fn put_handle(&mut self, handle: HandleRef<'_>) -> io::Result<u32> {
+        self.put(handle.as_descriptor())
+    }
+
     /// Sends it with `bytes`. What is returned is to be the standard input of the next process.
     ///
     /// # Errors
@@ -46,8 +54,8 @@ impl Parcel {
             File::from(rustix::fs::memfd_create("rackbus-handover", MemfdFlags::CLOEXEC)?);
         text.write_all(bytes)?;
         let (ours, theirs) = Packets::pair()?;
-        let all: Vec<BorrowedFd<'_>> =
-            std::iter::once(text.as_fd()).chain(self.0.iter().map(AsFd::as_fd)).collect();
+        let all = std::iter::once(text.as_fd()).chain(self.0.iter().map(AsFd::as_fd));
+        let all: Vec<_> = all.map(HandleRef::of_descriptor).collect();
         for some in all.chunks(MAX_PACKET_DESCRIPTORS) {
             ours.send(&[0], some).map_err(io::Error::other)?;
         }
@@ -69,7 +77,10 @@ pub fn receive(socket: OwnedFd) -> io::Result<(Vec<u8>, ParcelDescriptors)> {
     loop {
         // All of it was sent before this process began.
         match packets.receive(&mut buffer, &mut AdaptiveSpin::default(), None) {
-            Ok(packet) => fds.extend(packet.whole().map_err(io::Error::other)?.fds),
+            Ok(packet) => {
+                let packet = packet.whole().map_err(io::Error::other)?;
+                fds.extend(packet.handles.into_descriptors());
+            }
             Err(StreamError::Closed) => break,
             Err(error) => return Err(io::Error::other(error)),
         }
@@ -90,6 +101,14 @@ impl ParcelDescriptors {
     pub fn take(&mut self, number: u32) -> io::Result<OwnedFd> {
         let taken = self.0.get_mut(number as usize).and_then(Option::take);
         taken.ok_or_else(|| io::Error::other(format!("there is no descriptor {number}")))
+    }
+
+    /// The same, where it leads to something of the link's.
+    ///
+    /// # Errors
+    /// As [`take`](ParcelDescriptors::take).
+    pub fn take_handle(&mut self, number: u32) -> io::Result<ResourceHandle> {
+        self.take(number).map(ResourceHandle::of_descriptor)
     }
 
     /// Those with these numbers.

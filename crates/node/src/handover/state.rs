@@ -198,8 +198,8 @@ impl LentState {
         let session = session.map(LentSession::save);
         let conversation = match &stream {
             Some(stream) if session.is_none() => {
-                let socket = stream.socket().ok_or(HandOverError::Link)?;
-                Some(parcel.put(socket)?)
+                let handle = stream.handle().ok_or(HandOverError::Link)?;
+                Some(parcel.put_handle(handle)?)
             }
             _ => None,
         };

@@ -31,9 +31,10 @@ impl Sockets {
         folder: &Path,
     ) -> Result<Sockets, NodeError> {
         if let Some(Listeners { link: at, segments, questions }) = state.map(|it| &it.listeners) {
+            let listener = descriptors.take_handle(*at).map_err(NodeError::Inherited)?;
             let mut take = |number: &u32| descriptors.take(*number).map_err(NodeError::Inherited);
             return Ok(Sockets {
-                link: link.listen_on(host, take(at)?).map_err(NodeError::Link)?,
+                link: link.listen_on(host, listener).map_err(NodeError::Link)?,
                 segments: PacketListener::resume(take(segments)?),
                 questions: UnixListener::from(take(questions)?),
             });
@@ -52,13 +53,13 @@ impl Sockets {
         })
     }
 
-    /// Copies for the next process; `None` where the link has no socket.
+    /// Copies for the next process; `None` where the link cannot be passed on.
     pub(super) fn copies(&self) -> std::io::Result<Option<Listeners<OwnedFd>>> {
-        let Some(link) = self.link.socket() else { return Ok(None) };
+        let Some(link) = self.link.handle() else { return Ok(None) };
         let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let (segments, questions) = (self.segments.as_fd(), self.questions.as_fd());
         Ok(Some(Listeners {
-            link: copy(link)?,
+            link: copy(link.as_descriptor())?,
             segments: copy(segments)?,
             questions: copy(questions)?,
         }))

@@ -152,7 +152,7 @@ impl LentFunction {
     /// Holds the conversation of who has the medium: nothing is said in it.
     pub(super) fn hold_medium(&self, stream: &dyn Stream, passage: &GatePassage) {
         let carried = self.lock().session.as_ref().is_some_and(|it| it.session.is_some());
-        if stream.socket().is_none() && !carried {
+        if stream.handle().is_none() && !carried {
             // It cannot be passed on, so it does not rest for that.
             return stream.wait_closed();
         }

@@ -93,7 +93,7 @@ pub(super) fn serve(
     let session = lasting.as_ref().map(|lasting| lasting.offer(lane));
     let (class, description) = (offer.class.to_owned(), offer.description);
     let medium = OfferedMedium { class, description, session };
-    if medium.send(&*stream, &offer.files).is_err() {
+    if medium.send(&*stream, &offer.handles).is_err() {
         return;
     }
     match lasting {

@@ -89,7 +89,7 @@ impl LentFunctions {
             let holder = self.fence.lock().admitted(name).cloned();
             let in_window = holder.is_some_and(|holder| holder.placement == Placement::Host);
             match session {
-                None if in_window || stream.socket().is_none() => {
+                None if in_window || stream.handle().is_none() => {
                     return Err(HandOverError::Window { function: function() });
                 }
                 // The session's own hold is longer, so that the borrower's ends first.
@@ -275,7 +275,7 @@ impl LentFunctions {
                 (Some(self.user(&lent.name, stream, Some(&session))?), Some(session))
             }
             (Some(number), None) => {
-                let stream = link.conversation(descriptors.take(number)?)?;
+                let stream = link.conversation(descriptors.take_handle(number)?)?;
                 (Some(self.user(&lent.name, stream, None)?), None)
             }
             (None, None) => (None, None),

@@ -178,13 +178,11 @@ fn ring() -> std::io::Result<(FrameSender, FrameReceiver)> {
     let other = |text: &str| std::io::Error::other(text.to_owned());
     let bytes = RING.bytes().ok_or_else(|| other("no such ring"))? as u64;
     let memory = SharedMemory::create("rackbus-capture", bytes).map_err(std::io::Error::other)?;
-    let events = || {
-        Ok::<_, std::io::Error>([std::os::fd::OwnedFd::from(Event::new()?), Event::new()?.into()])
+    let [frames, room] = [Event::new()?, Event::new()?].map(PeerEvent::from);
+    let both = || {
+        let (frames, room) = (frames.try_clone()?, room.try_clone()?);
+        Ok::<_, std::io::Error>(FrameEvents { frames, room })
     };
-    let [frames, room] = events()?;
-    let copy = |fd: &std::os::fd::OwnedFd| PeerEvent::new(fd.try_clone()?);
-    let both =
-        || Ok::<_, std::io::Error>(FrameEvents { frames: copy(&frames)?, room: copy(&room)? });
     let region = memory.region();
     let sender = FrameSender::new(region.clone(), both()?, RING);
     let receiver = FrameReceiver::new(region.clone(), both()?, RING);

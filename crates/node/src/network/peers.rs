@@ -1,14 +1,13 @@
 //! Other nodes: the conversation in which this one asks another for rings, and those in which others ask this one.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use rackbus_link::{Conversation, Hello, IncomingConnection, LinkError, Purpose, VERSIONS};
 use rackbus_memory::frames::FrameEvents;
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, FrameSender, PacketStream, PeerEvent, SharedMemory};
+use rackbus_memory::{AdaptiveSpin, FrameSender, HandleRef, Handles, PacketStream};
 use rackbus_net::port_queue::LAYOUT;
 use rackbus_net::{News, PortQueueId, StationKind};
 use serde::Serialize;
@@ -28,9 +27,9 @@ enum Voice<M> {
 
 impl<M: Serialize> Voice<M> {
     /// Says something; false when the other node takes nothing.
-    fn say(&self, message: M, fds: &[BorrowedFd<'_>]) -> bool {
+    fn say(&self, message: M, handles: &[HandleRef<'_>]) -> bool {
         match self {
-            Voice::Packets(packets) => packets.send(&encode(&message), fds).is_ok(),
+            Voice::Packets(packets) => packets.send(&encode(&message), handles).is_ok(),
             Voice::Carried(outbox) => outbox.say(message),
         }
     }
@@ -228,7 +227,7 @@ impl Shared {
                 tracing::warn!(host, "a node sent a malformed message and is disconnected");
                 break;
             };
-            if !self.told(host, tell, |_, _| sender(packet.fds)) {
+            if !self.told(host, tell, |_, _| sender(packet.handles)) {
                 tracing::warn!(host, "a node opened one ring twice and is disconnected");
                 break;
             }
@@ -306,15 +305,14 @@ impl Shared {
 }
 
 /// The sender of a ring that came with a message.
-fn sender(fds: Vec<OwnedFd>) -> std::io::Result<FrameSender> {
-    let other = |text: &str| std::io::Error::other(text.to_owned());
-    let [memory, frames, room]: [OwnedFd; 3] =
-        fds.try_into().map_err(|_| other("it came with another number of descriptors"))?;
+fn sender(mut handles: Handles) -> std::io::Result<FrameSender> {
     let bytes = LAYOUT.bytes().unwrap_or(0) as u64;
-    let memory = SharedMemory::adopt(memory, bytes).map_err(std::io::Error::other)?;
-    let events = FrameEvents { frames: PeerEvent::new(frames)?, room: PeerEvent::new(room)? };
+    let memory = handles.shared_memory(bytes).map_err(std::io::Error::other)?;
+    let mut event = || handles.event().map_err(std::io::Error::other);
+    let events = FrameEvents { frames: event()?, room: event()? };
+    handles.finish().map_err(std::io::Error::other)?;
     let sender = FrameSender::new(memory.region().clone(), events, LAYOUT);
-    sender.ok_or_else(|| other("its memory is no ring"))
+    sender.ok_or_else(|| std::io::Error::other("its memory is no ring"))
 }
 
 impl NetworkService {
@@ -385,8 +383,11 @@ impl Shared {
                 return;
             };
             let Some((answer, made)) = self.asked(asker, ask) else { continue };
-            let fds: Vec<_> = made.iter().flat_map(|made| &made.handles).map(AsFd::as_fd).collect();
-            if !asker.voice.say(answer, &fds) {
+            let said = match &made {
+                Some(made) => asker.voice.say(answer, &made.beside()),
+                None => asker.voice.say(answer, &[]),
+            };
+            if !said {
                 // It asks anew when it is back.
                 return;
             }
@@ -452,7 +453,7 @@ mod tests {
     struct Silent;
 
     impl PacketStream for Silent {
-        fn send(&self, _: &[u8], _: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+        fn send(&self, _: &[u8], _: &[HandleRef<'_>]) -> Result<(), StreamError> {
             Err(StreamError::Closed)
         }
         fn receive(

@@ -1,11 +1,12 @@
 //! The rings in this host's memory: made for a sender, lent to its host, and taken back.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use rackbus_fabric::{Access, AddressTarget, LentMemory, Loan};
 use rackbus_memory::frames::FrameEvents;
-use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, Region, SharedMemory};
+use rackbus_memory::{
+    AsHandle, Event, FrameReceiver, FrameSender, HandleRef, PeerEvent, Region, SharedMemory,
+};
 use rackbus_net::port_queue::{LAYOUT, PortQueueHandle};
 use rackbus_net::{News, PortQueueId};
 
@@ -40,8 +41,22 @@ pub(super) struct EndedRing {
 pub(super) struct MadeRing {
     pub number: u64,
     pub sender: FrameSender,
-    /// Its memory, and its events for frames and for room.
-    pub handles: [OwnedFd; 3],
+    ends: RingEnds,
+}
+
+impl MadeRing {
+    /// What leads a sender elsewhere to it, as it goes beside the message that says that it was made.
+    pub fn beside(&self) -> [HandleRef<'_>; 3] {
+        let RingEnds { memory, frames, room } = &self.ends;
+        [memory.as_handle(), frames.as_handle(), room.as_handle()]
+    }
+}
+
+/// The memory of a ring, and its events for frames and for room.
+struct RingEnds {
+    memory: SharedMemory,
+    frames: PeerEvent,
+    room: PeerEvent,
 }
 
 impl State {
@@ -77,16 +92,16 @@ impl State {
             let name = &shared.stations.all()[to].name;
             return Err(format!("{name} has not taken what came by {MOST_LEFT} rings before"));
         }
-        let NewRing { memory, sender, receiver: taking, handles } =
+        let NewRing { ends, sender, receiver: taking } =
             NewRing::make().map_err(|it| it.to_string())?;
         let has_memory = asker.as_ref().is_some_and(|asker| asker.has_memory());
-        let loan = if has_memory { self.lend(shared, from, &memory)? } else { None };
+        let loan = if has_memory { self.lend(shared, from, &ends.memory)? } else { None };
         self.next_ring += 1;
         let number = self.next_ring;
         receiver.tell(News::Incoming(from, number, taking));
-        let memory = Arc::downgrade(memory.region());
+        let memory = Arc::downgrade(ends.memory.region());
         self.rings.insert(number, Ring { from, to, receiver, asker, memory, _loan: loan });
-        Ok(MadeRing { number, sender, handles })
+        Ok(MadeRing { number, sender, ends })
     }
 
     /// Lends the memory of a ring to the host of its sender.
@@ -127,30 +142,25 @@ impl State {
 
 /// A ring that nobody has used yet.
 struct NewRing {
-    memory: SharedMemory,
+    ends: RingEnds,
     sender: FrameSender,
     receiver: FrameReceiver,
-    /// What leads a sender elsewhere to it: the memory, and its events for frames and for room.
-    handles: [OwnedFd; 3],
 }
 
 impl NewRing {
     fn make() -> std::io::Result<NewRing> {
         let bytes = LAYOUT.bytes().expect("it is a ring that can be") as u64;
         let memory = SharedMemory::create("rackbus-net", bytes).map_err(std::io::Error::other)?;
-        let [frames, room] = [Event::new()?, Event::new()?].map(OwnedFd::from);
+        let [frames, room] = [Event::new()?, Event::new()?].map(PeerEvent::from);
         let events = || {
-            Ok::<_, std::io::Error>(FrameEvents {
-                frames: PeerEvent::new(frames.try_clone()?)?,
-                room: PeerEvent::new(room.try_clone()?)?,
-            })
+            let (frames, room) = (frames.try_clone()?, room.try_clone()?);
+            Ok::<_, std::io::Error>(FrameEvents { frames, room })
         };
         let region = memory.region();
         let receiver = FrameReceiver::new(region.clone(), events()?, LAYOUT);
         let ends = receiver.zip(FrameSender::new(region.clone(), events()?, LAYOUT));
         let (receiver, sender) = ends.expect("the memory is as long as the layout");
-        let handles = [memory.descriptor()?, frames, room];
-        Ok(NewRing { memory, sender, receiver, handles })
+        Ok(NewRing { ends: RingEnds { memory, frames, room }, sender, receiver })
     }
 }
 

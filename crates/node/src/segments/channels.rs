@@ -2,18 +2,16 @@
 //! that when somebody asks.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, OwnedFd};
 
+use rackbus_fabric::{LentMemory, ObjectKey};
+use rackbus_memory::MemoryHandle;
 use rackbus_memory::copy::{Statistics, read_published};
 use rackbus_segment::SessionId;
 
-/// Which memory it is: its file system and its number there.
-type MemoryNumber = (u64, u64);
-
 #[derive(Debug, Default)]
 pub struct ProcessChannels {
-    processes: HashMap<MemoryNumber, Process>,
-    of_session: HashMap<SessionId, MemoryNumber>,
+    processes: HashMap<ObjectKey, Process>,
+    of_session: HashMap<SessionId, ObjectKey>,
     /// What those did that have gone. It begins anew after its last number, as counters do: none of them can fill it.
     ended: Statistics,
 }
@@ -21,7 +19,7 @@ pub struct ProcessChannels {
 /// A process that is attached, by one session or several.
 #[derive(Debug)]
 struct Process {
-    memory: OwnedFd,
+    memory: MemoryHandle,
     /// What it had done when it attached.
     before: Statistics,
     /// What it had done when that could be read last.
@@ -31,7 +29,7 @@ struct Process {
 
 impl Process {
     fn look(&mut self) -> Statistics {
-        if let Ok(now) = read_published(self.memory.as_fd()) {
+        if let Ok(now) = read_published(&self.memory) {
             // Whatever it says: a counter does not fall.
             self.last = self.last.at_least(now);
         }
@@ -44,10 +42,9 @@ impl ProcessChannels {
     ///
     /// # Errors
     /// When it is no memory to count in.
-    pub fn begin(&mut self, session: SessionId, memory: OwnedFd) -> std::io::Result<()> {
-        let before = read_published(memory.as_fd())?;
-        let file = rustix::fs::fstat(&memory)?;
-        let number = (file.st_dev, file.st_ino);
+    pub fn begin(&mut self, session: SessionId, memory: MemoryHandle) -> std::io::Result<()> {
+        let before = read_published(&memory)?;
+        let number = memory.object();
         let sessions = HashSet::new();
         let new = || Process { memory, before, last: before, sessions };
         self.processes.entry(number).or_insert_with(new).sessions.insert(session);
@@ -85,12 +82,16 @@ mod tests {
         page
     }
 
+    fn handle(page: &SharedMemory) -> MemoryHandle {
+        page.handle(0)
+    }
+
     #[test]
     fn what_a_process_did_before_and_elsewhere_is_left_out_and_what_it_did_stays() {
         let mut channels = ProcessChannels::default();
         let page = page(5);
         for session in [1, 2] {
-            channels.begin(SessionId(session), page.descriptor().unwrap()).unwrap();
+            channels.begin(SessionId(session), handle(&page)).unwrap();
         }
         page.whole().write_obj(64, &12_u64).unwrap();
         page.whole().write_obj(128, &100_u64).unwrap();
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(channels.total().transactions, 108);
         assert!(channels.processes.is_empty() && channels.of_session.is_empty());
         // The same process attaches anew.
-        channels.begin(SessionId(3), page.descriptor().unwrap()).unwrap();
+        channels.begin(SessionId(3), handle(&page)).unwrap();
         page.whole().write_obj(64, &15_u64).unwrap();
         assert_eq!(channels.total().transactions, 109);
     }
@@ -112,7 +113,7 @@ mod tests {
     fn whatever_a_process_says_no_count_falls_and_others_are_counted() {
         let mut channels = ProcessChannels::default();
         let liar = page(1);
-        channels.begin(SessionId(1), liar.descriptor().unwrap()).unwrap();
+        channels.begin(SessionId(1), handle(&liar)).unwrap();
         liar.whole().write_obj(64, &100_u64).unwrap();
         assert_eq!(channels.total().transactions, 99);
         liar.whole().write_obj(64, &7_u64).unwrap();
@@ -121,7 +122,7 @@ mod tests {
         channels.end(SessionId(1));
         let before = channels.total().transactions;
         let other = page(0);
-        channels.begin(SessionId(2), other.descriptor().unwrap()).unwrap();
+        channels.begin(SessionId(2), handle(&other)).unwrap();
         other.whole().write_obj(64, &5_u64).unwrap();
         assert_eq!(channels.total().transactions, before.wrapping_add(5));
     }
@@ -133,7 +134,7 @@ mod tests {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let (pipe, _end) = rustix::pipe::pipe().unwrap();
         for fd in [small, file.into(), pipe] {
-            assert!(channels.begin(SessionId(1), fd).is_err());
+            assert!(channels.begin(SessionId(1), MemoryHandle::new(fd, 0).unwrap()).is_err());
         }
         channels.end(SessionId(1));
         assert_eq!(channels.total(), Statistics::default());

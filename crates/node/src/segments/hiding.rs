@@ -107,7 +107,7 @@ impl Segments {
         let say = |session: &SessionId, event: &SessionEvent| {
             let events = self.lock().sessions.get(session).and_then(|it| it.events.clone());
             match events {
-                Some(events) => events.send(Letter { bytes: encode(event), fds: Vec::new() }),
+                Some(events) => events.send(Letter { bytes: encode(event), handles: Vec::new() }),
                 None => self.hiding.hidden(turn, *session),
             }
         };

@@ -23,7 +23,6 @@ mod unshared;
 mod working;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -31,7 +30,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rackbus_fabric::FabricHandle;
 use rackbus_link::Connect;
 use rackbus_memory::copy::Statistics;
-use rackbus_memory::{Gate, PacketListener};
+use rackbus_memory::{Gate, Handles, PacketListener, ResourceHandle};
 use rackbus_segment::directory::{AttachedObject, DirectorySettings};
 use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, encode};
 use rackbus_segment::{Directory, DirectoryAction, NodeId, Objects, Recipient, SessionId};
@@ -274,7 +273,7 @@ impl Segments {
                         continue;
                     };
                     match state.store.attach(&attached) {
-                        Ok(fds) => self.deliver(state, to, fds),
+                        Ok(handles) => self.deliver(state, to, handles),
                         Err(error) => outputs.extend(self.unsent(state, to, &error.to_string())),
                     }
                 }
@@ -345,21 +344,26 @@ impl Segments {
         }
     }
 
-    fn deliver(self: &Arc<Self>, state: &mut SegmentsState, to: Recipient, fds: Vec<Arc<OwnedFd>>) {
+    fn deliver(
+        self: &Arc<Self>,
+        state: &mut SegmentsState,
+        to: Recipient,
+        handles: Vec<ResourceHandle>,
+    ) {
         match to {
             Recipient::Reply(session, reply) => {
                 if let Some(session) = state.sessions.get(&session) {
-                    session.calls.send(Letter { bytes: encode(&reply), fds });
+                    session.calls.send(Letter { bytes: encode(&reply), handles });
                 }
             }
             Recipient::Event(session, event) => {
                 if let Some(events) = state.sessions.get(&session).and_then(|it| it.events.as_ref())
                 {
-                    events.send(Letter { bytes: encode(&event), fds });
+                    events.send(Letter { bytes: encode(&event), handles });
                 }
             }
             Recipient::Ask(node, ask) => {
-                let letter = Letter { bytes: encode(&ask), fds };
+                let letter = Letter { bytes: encode(&ask), handles };
                 match state.owners.get_mut(&node) {
                     Some(Owner::Here(outbox)) => outbox.send(letter),
                     Some(Owner::Dialling(waiting)) => waiting.push(letter),
@@ -375,7 +379,7 @@ impl Segments {
             }
             Recipient::Tell(node, tell) => {
                 if let Some(outbox) = state.connectors.get(&node) {
-                    outbox.send(Letter { bytes: encode(&tell), fds });
+                    outbox.send(Letter { bytes: encode(&tell), handles });
                 }
             }
         }
@@ -405,9 +409,9 @@ impl Segments {
     }
 
     /// What a peer sent along, as objects; to be forgotten again when the message is dealt with.
-    fn take_in(state: &mut SegmentsState, fds: Vec<OwnedFd>) -> Vec<AttachedObject> {
-        // Whatever rights a descriptor has, it had them when the peer passed it.
-        let object = |fd| AttachedObject { object: state.store.add(fd), write: true };
-        fds.into_iter().map(object).collect()
+    fn take_in(state: &mut SegmentsState, handles: Handles) -> Vec<AttachedObject> {
+        // Whatever rights a handle has, it had them when the peer passed it.
+        let object = |handle| AttachedObject { object: state.store.add(handle), write: true };
+        handles.into_resources().map(object).collect()
     }
 }

@@ -1,12 +1,13 @@
-//! The memory and events that a host's directory of segments speaks of, as descriptors.
+//! The memory and events that a host's directory of segments speaks of, as handles. What is asked of the system about
+//! them is asked here.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use rackbus_memory::doorbell::{DOORBELL_BYTES, count_in};
 use rackbus_memory::ring::RingLayout;
-use rackbus_memory::{Access, Event, Region, RegionError, SharedMemory};
+use rackbus_memory::{Access, Event, PeerEvent, Region, RegionError, ResourceHandle, SharedMemory};
 use rackbus_segment::directory::{AttachedObject, LinePart, LockAccess, LockState};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 use rackbus_segment::{ObjectId, Objects};
@@ -20,9 +21,9 @@ const PAGE: u64 = 4096;
 /// A piece of memory or an event.
 #[derive(Debug)]
 pub struct Object {
-    fd: Arc<OwnedFd>,
+    handle: ResourceHandle,
     /// The same memory for those who may only load from it.
-    read_only: OnceLock<Arc<OwnedFd>>,
+    read_only: OnceLock<ResourceHandle>,
     kind: ObjectKind,
     /// The memory, mapped here, once that was needed.
     region: OnceLock<Arc<Region>>,
@@ -40,9 +41,9 @@ pub enum ObjectKind {
 }
 
 impl Object {
-    fn new(fd: OwnedFd, kind: ObjectKind) -> Arc<Object> {
-        let (fd, region) = (Arc::new(fd), OnceLock::new());
-        Arc::new(Object { fd, read_only: OnceLock::new(), kind, region })
+    fn new(handle: ResourceHandle, kind: ObjectKind) -> Arc<Object> {
+        let (read_only, region) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Object { handle, read_only, kind, region })
     }
 
     pub fn kind(&self) -> ObjectKind {
@@ -57,31 +58,41 @@ impl Object {
         if let Some(region) = self.region.get() {
             return Ok(region.clone());
         }
-        let size = rustix::fs::fstat(&*self.fd)
+        let size = rustix::fs::fstat(self.handle.as_descriptor())
             .map_err(|cause| RegionError::System { what: "fstat", cause })?
             .st_size;
         let access = Access::READ | Access::WRITE;
         let size = u64::try_from(size).unwrap_or(0);
-        let region = Region::map(self.fd.as_fd(), 0, size, access)?;
+        let region = Region::map(self.handle.as_descriptor(), 0, size, access)?;
         Ok(self.region.get_or_init(|| Arc::new(region)).clone())
     }
 
-    /// The descriptor with all rights.
-    pub fn fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+    /// The event that it is.
+    ///
+    /// # Errors
+    /// When it is none, or the process has no descriptors left.
+    pub fn event(&self) -> std::io::Result<PeerEvent> {
+        self.handle.event()
     }
 
-    /// A descriptor with the rights that go along with a message.
-    fn with(&self, write: bool) -> std::io::Result<Arc<OwnedFd>> {
+    /// What leads to it, with the rights that go along with a message.
+    fn with(&self, write: bool) -> std::io::Result<ResourceHandle> {
         if write {
-            return Ok(self.fd.clone());
+            return Ok(self.handle.clone());
         }
-        if let Some(fd) = self.read_only.get() {
-            return Ok(fd.clone());
+        if let Some(handle) = self.read_only.get() {
+            return Ok(handle.clone());
         }
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.handle.as_descriptor().as_raw_fd());
         let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(self.read_only.get_or_init(|| Arc::new(fd)).clone())
+        Ok(self.read_only.get_or_init(|| ResourceHandle::of_descriptor(fd)).clone())
+    }
+}
+
+/// For what the system is asked about its memory: where there are data, what they are.
+impl AsFd for Object {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_descriptor()
     }
 }
 
@@ -93,15 +104,15 @@ pub struct ObjectStore {
 }
 
 impl ObjectStore {
-    /// Takes a descriptor in.
-    pub fn add(&mut self, fd: OwnedFd) -> ObjectId {
-        self.add_as(fd, ObjectKind::Memory)
+    /// Takes in what a peer passed.
+    pub fn add(&mut self, handle: ResourceHandle) -> ObjectId {
+        self.add_as(handle, ObjectKind::Memory)
     }
 
-    fn add_as(&mut self, fd: OwnedFd, kind: ObjectKind) -> ObjectId {
+    fn add_as(&mut self, handle: ResourceHandle, kind: ObjectKind) -> ObjectId {
         self.next += 1;
         let id = ObjectId(self.next);
-        self.objects.insert(id, Object::new(fd, kind));
+        self.objects.insert(id, Object::new(handle, kind));
         id
     }
 
@@ -110,7 +121,7 @@ impl ObjectStore {
         self.objects.get(&id)
     }
 
-    /// Forgets an object; its descriptor is closed with its last user.
+    /// Forgets an object; what leads to it is closed with its last user.
     pub fn forget(&mut self, id: ObjectId) {
         self.objects.remove(&id);
     }
@@ -119,7 +130,7 @@ impl ObjectStore {
     ///
     /// # Errors
     /// When an object is gone, or the process has no descriptors left.
-    pub fn attach(&self, attached: &[AttachedObject]) -> std::io::Result<Vec<Arc<OwnedFd>>> {
+    pub fn attach(&self, attached: &[AttachedObject]) -> std::io::Result<Vec<ResourceHandle>> {
         let one = |it: &AttachedObject| match self.objects.get(&it.object) {
             Some(object) => object.with(it.write),
             None => Err(std::io::Error::other("the object is gone")),
@@ -138,7 +149,7 @@ impl ObjectStore {
         let memory = SharedMemory::reserve(name, pages).map_err(|error| error.to_string())?;
         // Whoever has another user's rights gets at it by descriptor only.
         rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(|error| error.to_string())?;
-        Ok(self.add_as(memory, kind))
+        Ok(self.add_as(ResourceHandle::of_descriptor(memory), kind))
     }
 }
 
@@ -149,8 +160,7 @@ impl Objects for ObjectStore {
 
     fn event(&mut self) -> Result<ObjectId, String> {
         let event = Event::new().map_err(|error| error.to_string())?;
-        let fd = event.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-        Ok(self.add_as(fd, ObjectKind::Event))
+        Ok(self.add_as(ResourceHandle::of_descriptor(event.into()), ObjectKind::Event))
     }
 
     fn line(&mut self, part: LinePart) -> Result<ObjectId, String> {
@@ -174,6 +184,6 @@ impl Objects for ObjectStore {
 
     fn rung(&self, line: ObjectId) -> Result<u32, String> {
         let object = self.get(line).ok_or("the line is gone")?;
-        count_in(&**object.fd(), 0).map_err(|error| error.to_string())
+        count_in(&**object, 0).map_err(|error| error.to_string())
     }
 }

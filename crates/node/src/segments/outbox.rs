@@ -2,14 +2,13 @@
 //! up when there are too many.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::sequencer::essential_thread;
 use rackbus_link::VERSIONS;
-use rackbus_memory::{PacketStream, StreamError};
+use rackbus_memory::{AsHandle, PacketStream, ResourceHandle, StreamError};
 use rackbus_segment::message::ConnectorMessage;
 
 /// Messages that wait for a peer before it counts as gone.
@@ -18,13 +17,13 @@ pub const MOST: usize = 65_536;
 /// How long to wait when the system carries as many descriptors as it will.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A message with its descriptors.
+/// A message, and what goes beside it.
 #[derive(Debug)]
 pub struct Letter {
     /// The message as it is sent.
     pub bytes: Vec<u8>,
-    /// The descriptors that are passed with it.
-    pub fds: Vec<Arc<OwnedFd>>,
+    /// What is passed with it.
+    pub handles: Vec<ResourceHandle>,
 }
 
 /// One direction of a conversation.
@@ -124,8 +123,8 @@ impl LetterQueue {
     }
 
     fn now(&self, letter: &Letter) -> Result<(), StreamError> {
-        let fds: Vec<_> = letter.fds.iter().map(|fd| fd.as_fd()).collect();
-        self.packets.send(&letter.bytes, &fds)
+        let handles: Vec<_> = letter.handles.iter().map(AsHandle::as_handle).collect();
+        self.packets.send(&letter.bytes, &handles)
     }
 
     /// Sends what waits, until nothing does.
@@ -181,7 +180,7 @@ mod tests {
         let (ours, theirs) = Packets::pair().unwrap();
         let outbox = LetterQueue::new(Arc::new(ours));
         for number in 0..20_000_u32 {
-            outbox.send(Letter { bytes: number.to_le_bytes().to_vec(), fds: Vec::new() });
+            outbox.send(Letter { bytes: number.to_le_bytes().to_vec(), handles: Vec::new() });
         }
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         for number in 0..20_000_u32 {

@@ -134,7 +134,7 @@ impl Segments {
                 return Loss::OutOfReach;
             };
             let mut state = self.lock();
-            let attached = Segments::take_in(&mut state, packet.fds);
+            let attached = Segments::take_in(&mut state, packet.handles);
             let taken = attached.clone();
             self.ask_in(&mut state, |directory, now, objects| {
                 directory.told(now, node, tell, attached, objects)

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
 
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, Gate, GatePassage, PacketListener, Packets};
+use rackbus_memory::{AdaptiveSpin, Gate, GatePassage, Handles, PacketListener, Packets};
 use rackbus_segment::SessionId;
 use rackbus_segment::message::{Notice, Refusal, Reply, SessionRequest, decode, encode};
 use rustix::process::getuid;
@@ -87,7 +87,8 @@ impl Segments {
                 );
                 break;
             };
-            if matches!(request, SessionRequest::Hello { .. }) && !self.hear_events(id, packet.fds)
+            if matches!(request, SessionRequest::Hello { .. })
+                && !self.hear_events(id, packet.handles)
             {
                 break;
             }
@@ -95,20 +96,20 @@ impl Segments {
                 && !self.flush(id, keeper)
             {
                 let refused = Reply::Refused(Refusal::NotResponding);
-                calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
+                calls.send(Letter { bytes: encode(&refused), handles: Vec::new() });
                 continue;
             }
             if let SessionRequest::Lock { keeper, request } = &request
                 && let Some(refusal) = self.before_lock(id, *keeper, request, &mut begun)
             {
                 let refused = Reply::Refused(refusal);
-                calls.send(Letter { bytes: encode(&refused), fds: Vec::new() });
+                calls.send(Letter { bytes: encode(&refused), handles: Vec::new() });
                 continue;
             }
             if self.has_greeted(id)
                 && let Some(reply) = borrowing.as_mut().and_then(|it| it.answer(&request))
             {
-                calls.send(Letter { bytes: encode(&reply), fds: Vec::new() });
+                calls.send(Letter { bytes: encode(&reply), handles: Vec::new() });
                 continue;
             }
             self.ask(|directory, now, objects| directory.request(now, id, request, objects));
@@ -131,12 +132,11 @@ impl Segments {
 
     /// Takes the socket for events that comes with a hello; false when there is none. Behind it may come the memory that
     /// the process' channels count in.
-    fn hear_events(self: &Arc<Self>, id: SessionId, fds: Vec<std::os::fd::OwnedFd>) -> bool {
-        let mut fds = fds.into_iter();
-        let Some(Ok(packets)) = fds.next().map(Packets::from_peer) else {
+    fn hear_events(self: &Arc<Self>, id: SessionId, mut handles: Handles) -> bool {
+        let Ok(packets) = handles.packets() else {
             return false;
         };
-        let counts = fds.next();
+        let counts = handles.memory(0).ok();
         let events = LetterQueue::new(Arc::new(packets));
         match self.lock().sessions.get_mut(&id) {
             Some(session) if session.events.is_none() => session.events = Some(events.clone()),

@@ -117,7 +117,7 @@ impl Workers {
 pub(super) fn empty(object: &Object, offset: u64, length: u64) -> Result<(), String> {
     // What its last page has beyond the end belongs to no segment.
     let length = length.next_multiple_of(4096);
-    sparse::empty(&**object.fd(), offset, length).map_err(|error| {
+    sparse::empty(object, offset, length).map_err(|error| {
         tracing::error!(%error, "memory that was taken away could not be emptied");
         error.to_string()
     })
@@ -137,7 +137,7 @@ impl Segments {
         let service = self.clone();
         let urgency = if length <= SHORT { Urgency::Short } else { Urgency::Long };
         self.workers.run(urgency, move || {
-            let (source, target) = (&**from.0.fd(), &**to.0.fd());
+            let (source, target) = (&*from.0, &*to.0);
             let outcome = sparse::copy_sparse((source, from.1), (target, to.1), length);
             let outcome = outcome.map_err(|error| error.to_string());
             service.ask(|directory, now, objects| directory.copied(now, ticket, outcome, objects));

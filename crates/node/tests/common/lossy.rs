@@ -2,7 +2,6 @@
 //! conversation is drawn from a seed; threads run as they like, so a seed repeats the faults that each
 //! conversation has, not the whole run.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use rackbus_link::{
     Caller, Connect, Conversation, Hello, IncomingConnection, Link, LinkError, Listener,
 };
 use rackbus_memory::packets::Packet;
-use rackbus_memory::{AdaptiveSpin, PacketStream, Stream, StreamError};
+use rackbus_memory::{AdaptiveSpin, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rackbus_seeds::Random;
 
 /// What all conversations of a rack have in common.
@@ -152,7 +151,7 @@ struct LossyPackets {
 }
 
 impl PacketStream for LossyPackets {
-    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         if self.lifetime.is_drawn(10) {
             return Err(StreamError::TimedOut);
         }
@@ -160,7 +159,7 @@ impl PacketStream for LossyPackets {
             self.inner.shut_down();
             return Err(StreamError::Closed);
         }
-        self.inner.send(message, fds)
+        self.inner.send(message, handles)
     }
 
     fn receive(
@@ -184,13 +183,13 @@ impl PacketStream for LossyPackets {
 }
 
 impl Stream for LossyConversation {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         self.pass()?;
-        self.inner.send(parts, fds)
+        self.inner.send(parts, handles)
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
-        self.inner.receive(buffer, fds)?;
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
+        self.inner.receive(buffer, handles)?;
         self.pass()
     }
 

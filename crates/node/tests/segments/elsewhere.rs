@@ -1,13 +1,14 @@
 //! A link to an owner's node that says that it is on another machine, and is the test's.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rackbus_link::{Connect, Conversation, Hello, LinkError};
 use rackbus_memory::packets::{MAX_PACKET, Packet};
-use rackbus_memory::{AdaptiveSpin, PacketStream, Packets, Stream, StreamError};
+use rackbus_memory::{
+    AdaptiveSpin, HandleRef, Handles, PacketStream, Packets, Stream, StreamError,
+};
 use rackbus_segment::message::{
     CarriedMessage, ConnectorMessage, OwnerMessage, PeerReply, Question, StandIn, decode, encode,
 };
@@ -77,9 +78,9 @@ fn be_owner(packets: &Packets, answer: Answer, asked: &Mutex<Vec<ConnectorMessag
 struct Far(Packets);
 
 impl PacketStream for Far {
-    fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        assert!(fds.is_empty(), "a descriptor for another machine");
-        PacketStream::send(&self.0, message, fds)
+    fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        assert!(handles.is_empty(), "a handle for another machine");
+        PacketStream::send(&self.0, message, handles)
     }
 
     fn receive(
@@ -121,12 +122,12 @@ impl Conversation for Carried {
 }
 
 impl Stream for Carried {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
-        self.stream.send(parts, fds)
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
+        self.stream.send(parts, handles)
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
-        self.stream.receive(buffer, fds)
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
+        self.stream.receive(buffer, handles)
     }
 
     fn wait_closed(&self) {

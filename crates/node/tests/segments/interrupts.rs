@@ -1,13 +1,12 @@
 //! Interrupts between processes of several hosts, with data and without.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use rackbus_attach::{Interrupt, InterruptError, Refusal, SegmentAccess};
+use rackbus_memory::Access;
 use rackbus_memory::doorbell::Doorbell;
-use rackbus_memory::{Access, Region};
 use rackbus_segment::message::{InterruptKind, SessionRequest};
 
 use crate::common::segments::{ALPHA, BETA, GAMMA, Hosts};
@@ -183,10 +182,10 @@ fn a_peer_that_signals_without_pause_defeats_no_timeout() {
     let stranger = Stranger::attach(&rack, BETA);
     let (node, kind, number, timeout_ms) = (ALPHA, InterruptKind::Data, 5, LIMIT);
     let connect = SessionRequest::ConnectInterrupt { node, kind, number, timeout_ms };
-    let mut fds = stranger.ask_whole(&connect, &[]).unwrap().1.into_iter();
+    let (_, mut handles) = stranger.ask_whole(&connect, &[]).unwrap();
     let access = Access::READ | Access::WRITE;
-    let region = Region::map(fds.next().unwrap().as_fd(), 0, 64, access).unwrap();
-    let event = rackbus_memory::PeerEvent::new(fds.next().unwrap()).unwrap();
+    let region = handles.memory(0).unwrap().map(64, access, false).unwrap();
+    let event = handles.event().unwrap();
     let bell = Doorbell::new(Arc::new(region), 0, event).unwrap();
     let noise = answered(|| beta.connect_data_interrupt(ALPHA, area.key().signals, LIMIT)).unwrap();
     let ended = AtomicBool::new(false);

@@ -1,7 +1,6 @@
 //! What connections and locks become when a node is slow, gone or back.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -9,7 +8,7 @@ use std::time::Instant;
 use rackbus_attach::{Refusal, SegmentOptions};
 use rackbus_link::{Connect, Conversation, Hello, Link, LinkError, Purpose};
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets, Stream, StreamError};
+use rackbus_memory::{AdaptiveSpin, AsHandle, Handles, Packets, Stream, StreamError};
 use rackbus_segment::message::{
     ConnectorMessage, LockHolder, LockOperation, LockRequest, OwnerMessage, Question, Reply,
     SessionRequest, TargetKind, decode, encode,
@@ -49,8 +48,8 @@ fn only_a_dead_node_makes_the_holders_of_locks_dead() {
         scope.spawn(|| {
             let incoming = caller.lock().unwrap().accept().unwrap().hear().unwrap();
             let stream = incoming.accept().unwrap();
-            let mut fds = Vec::new();
-            stream.receive(&mut [0], &mut fds).unwrap();
+            let mut handles = Handles::new();
+            stream.receive(&mut [0], &mut handles).unwrap();
         });
         assert!(session.alive(holder).unwrap());
     });
@@ -96,7 +95,7 @@ fn a_node_that_is_back_at_once_keeps_what_it_connects_to() {
                 drop(before);
             });
             (0..request / 8 % 8 * 200).for_each(|_| std::hint::spin_loop());
-            stream.send(&[&[0]], &[theirs.as_fd()]).unwrap();
+            stream.send(&[&[0]], &[theirs.as_handle()]).unwrap();
             drop(theirs);
             let what = Question::Segment { id: 7, what: TargetKind::Segment };
             next.send(&encode(&ConnectorMessage::Question { request, connection, what }), &[])
@@ -127,9 +126,9 @@ impl Connect for Restless {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answered = self.0.clone();
         std::thread::spawn(move || {
-            let mut fds = Vec::new();
-            theirs.receive(&mut [0], &mut fds).unwrap();
-            let packets = Packets::from_peer(fds.pop().unwrap()).unwrap();
+            let mut handles = Handles::new();
+            theirs.receive(&mut [0], &mut handles).unwrap();
+            let packets = handles.packets().unwrap();
             let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
             for _ in 0..3 {
                 let Ok(packet) = packets.receive(&mut buffer, &mut spin, None) else { return };

@@ -1,11 +1,10 @@
 //! What the tests of segments have in common.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rackbus_attach::{AttachError, Refusal};
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Packets};
+use rackbus_memory::{AdaptiveSpin, AsHandle, HandleRef, Handles, Packets};
 use rackbus_segment::Handle;
 use rackbus_segment::message::{
     Notice, Reply, SessionEvent, SessionRequest, TargetKind, VERSION, decode, encode,
@@ -29,25 +28,25 @@ impl Stranger {
         let (events, theirs) = Packets::pair().unwrap();
         let stranger = Stranger { calls: Packets::connect(&path).unwrap(), events };
         let hello = SessionRequest::Hello { version: VERSION };
-        let welcome = stranger.ask(&hello, &[theirs.as_fd()]);
+        let welcome = stranger.ask(&hello, &[theirs.as_handle()]);
         assert!(matches!(welcome, Some(Reply::Welcome(_))));
         stranger
     }
 
-    pub fn ask(&self, request: &SessionRequest, fds: &[BorrowedFd<'_>]) -> Option<Reply> {
-        self.ask_whole(request, fds).map(|(reply, _)| reply)
+    pub fn ask(&self, request: &SessionRequest, handles: &[HandleRef<'_>]) -> Option<Reply> {
+        self.ask_whole(request, handles).map(|(reply, _)| reply)
     }
 
     /// With what came beside the reply.
     pub fn ask_whole(
         &self,
         request: &SessionRequest,
-        fds: &[BorrowedFd<'_>],
-    ) -> Option<(Reply, Vec<OwnedFd>)> {
-        self.calls.send(&encode(request), fds).ok()?;
+        handles: &[HandleRef<'_>],
+    ) -> Option<(Reply, Handles)> {
+        self.calls.send(&encode(request), handles).ok()?;
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::default());
         let packet = self.calls.receive(&mut buffer, &mut spin, None).ok()?;
-        Some((decode(&buffer[..packet.length])?, packet.fds))
+        Some((decode(&buffer[..packet.length])?, packet.handles))
     }
 
     pub fn event(&self) -> SessionEvent {

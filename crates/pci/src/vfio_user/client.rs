@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rackbus_fabric::BarPlace;
-use rackbus_memory::{Access, Region as Mapping, RegionError, Stream, StreamError};
+use rackbus_memory::{Access, HandleRef, Region as Mapping, RegionError, Stream, StreamError};
 use rackbus_spec::vfio_user::{
     CAP_SPARSE_MMAP, CapHeader, DeviceInfo, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags, Flags,
     IrqInfo, IrqSet, IrqSetFlags, MessageHeader, PeerMap, RegionAccess, RegionInfo,
@@ -113,9 +113,9 @@ impl Client {
         Ok(client)
     }
 
-    /// The connection's socket, for another process to [go on](Client::resume) with between two requests.
-    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.stream.socket()
+    /// What leads another process to the connection, to [go on](Client::resume) with it between two requests.
+    pub fn handle(&self) -> Option<HandleRef<'_>> {
+        self.stream.handle()
     }
 
     /// Waits until the device's end of the connection is gone.

@@ -10,13 +10,12 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Stream, StreamError};
+use rackbus_memory::{HandleRef, Handles, Stream, StreamError};
 use rackbus_spec::vfio_user::{DmaAccess, Flags, command};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -343,16 +342,16 @@ struct Shared<'a> {
 }
 
 impl Stream for Shared<'_> {
-    fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, parts: &[&[u8]], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         self.requests.lock().answering = true;
-        let sent = self.client.send(parts, fds);
+        let sent = self.client.send(parts, handles);
         self.requests.lock().answering = false;
         self.requests.changed.notify_all();
         sent
     }
 
-    fn receive(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
-        self.client.receive(buffer, fds)
+    fn receive(&self, buffer: &mut [u8], handles: &mut Handles) -> Result<(), StreamError> {
+        self.client.receive(buffer, handles)
     }
 
     fn wait_closed(&self) {

@@ -85,7 +85,7 @@ pub enum Ended {
 
 /// Holds a conversation, from its beginning or from where it was paused, until the client closes
 /// the connection or `pause` is readable. A message that has begun to arrive is answered first. One whose
-/// stream has no [socket](Stream::socket) cannot be taken up by another process, and does not pause.
+/// stream has no [handle](Stream::handle) cannot be taken up by another process, and does not pause.
 ///
 /// # Errors
 /// As [`serve`](super::serve).
@@ -97,7 +97,8 @@ pub fn serve_until(
 ) -> Result<Ended, WireError> {
     let mut session = ClientSession::new(device, conversation);
     loop {
-        if let Some(socket) = stream.socket() {
+        if let Some(handle) = stream.handle() {
+            let socket = handle.as_descriptor();
             Event::wait_any(&[pause.as_fd(), socket], None);
             if Event::wait_any(&[pause.as_fd()], Some(0)) {
                 return Ok(Ended::Paused(session.into_conversation()));

@@ -1,12 +1,14 @@
 //! vfio-user messages on a stream: a header, a body, and descriptors beside them.
 //!
+//! The protocol is one of descriptors: what a peer passes becomes them here, and what is passed to it is made of them.
+//!
 //! What a peer sends is never trusted: a length that cannot be is an error that ends the
 //! connection (the stream cannot be followed after it); everything else keeps the framing and is
 //! answered.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Stream, StreamError};
+use rackbus_memory::{HandleRef, Handles, Stream, StreamError};
 use rackbus_spec::vfio_user::{Flags, MessageHeader, TYPE_MASK};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -54,9 +56,9 @@ impl WireMessage {
     /// # Errors
     /// [`WireError`]; after one the connection is of no more use.
     pub fn receive(stream: &dyn Stream) -> Result<WireMessage, WireError> {
-        let mut fds = Vec::new();
+        let mut handles = Handles::new();
         let mut head = [0; size_of::<MessageHeader>()];
-        stream.receive(&mut head, &mut fds)?;
+        stream.receive(&mut head, &mut handles)?;
         let header =
             MessageHeader::read_from_bytes(&head).expect("the buffer has the header's size");
         let MessageHeader { message_id, command, message_size: size, .. } = header;
@@ -66,8 +68,8 @@ impl WireMessage {
             return Err(WireError::BadLength { command, size, message_id, wants_reply });
         }
         let mut body = vec![0; length - head.len()];
-        stream.receive(&mut body, &mut fds)?;
-        Ok(WireMessage { header, body, fds })
+        stream.receive(&mut body, &mut handles)?;
+        Ok(WireMessage { header, body, fds: handles.into_descriptors() })
     }
 
     /// Type and options of the message; bits that have no name stay.
@@ -119,5 +121,6 @@ pub(crate) fn send_message(
     parts: [&[u8]; 2],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), WireError> {
-    Ok(stream.send(&[header.as_bytes(), parts[0], parts[1]], fds)?)
+    let handles: Vec<_> = fds.iter().map(|fd| HandleRef::of_descriptor(*fd)).collect();
+    Ok(stream.send(&[header.as_bytes(), parts[0], parts[1]], &handles)?)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rackbus_memory::ticks;
-use rackbus_memory::{Carried, CarriedSession, DmaSpace, InheritedEnd};
+use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
 use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
@@ -440,12 +440,12 @@ impl Medium for Local {
         let description = AcceleratorDescription { serial, operations: self.operations() };
         let description = serde_json::to_string(&description).unwrap_or_default();
         let event = self.outbox.event().as_fd();
-        let (port, files) = match carried {
-            None => AcceleratorPort::new(event).map(|(port, files)| (port, files.into()))?,
-            Some(carried) => (AcceleratorPort::carried(carried, event)?, Vec::new()),
+        let (port, handles) = match carried {
+            None => AcceleratorPort::new(event).map(|(port, it)| (port, it.into()))?,
+            Some(carried) => (AcceleratorPort::carried(carried, event)?, Handles::new()),
         };
         self.port = Some(port);
-        Ok(MediumOffer { class: CLASS, description, files })
+        Ok(MediumOffer { class: CLASS, description, handles })
     }
 
     fn serve(&mut self, bus: &Bus<'_>) -> Option<Polled> {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeHandles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, Work as Polled};
 use rackbus_spec::accel::{Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ impl AcceleratorPort {
     ///
     /// # Errors
     /// When memory or descriptors cannot be obtained.
-    pub fn new(event: BorrowedFd<'_>) -> Result<(AcceleratorPort, ExchangeFiles), ExchangeError> {
+    pub fn new(event: BorrowedFd<'_>) -> Result<(AcceleratorPort, ExchangeHandles), ExchangeError> {
         let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
         Ok((AcceleratorPort::with_exchange(exchange, event)?, files))
     }

@@ -6,7 +6,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeFiles, InheritedEnd, ticks};
+use rackbus_memory::{Carried, DmaSpace, ExchangeError, ExchangeHandles, InheritedEnd, ticks};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Work as Polled};
 use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
@@ -75,10 +75,10 @@ impl RemoteMedium {
     /// [`ExchangeError`] when that is not fit.
     pub fn new(
         description: AcceleratorDescription,
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         lost: Lost,
     ) -> Result<RemoteMedium, ExchangeError> {
-        Ok(RemoteMedium::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
+        Ok(RemoteMedium::with_exchange(description, FrontExchange::join(handles, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.

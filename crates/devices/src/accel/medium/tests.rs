@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Access, Exchange, InheritedEnd, SharedMemory};
+use rackbus_memory::{Access, Exchange, ExchangeHandles, Handles, InheritedEnd, SharedMemory};
 use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::{Endpoint, FunctionState, Saved};
 use rackbus_qos::TenantId;
@@ -57,11 +57,13 @@ impl Tenant {
 
     fn apart(pool: &std::sync::Arc<EnginePool>) -> Tenant {
         let mut lender = lender(pool);
-        let MediumOffer { class, description, files } = lender.serve_medium(None).unwrap();
+        let MediumOffer { class, description, handles } = lender.serve_medium(None).unwrap();
         assert_eq!(class, CLASS);
-        let between = files[0].try_clone().unwrap();
+        let exchange = ExchangeHandles::try_from(handles).unwrap();
+        let between = Handles::from(exchange.try_clone().unwrap()).next_descriptor().unwrap();
         let lost = Lost::new(|| {});
-        let made = front(&description, MediumAccess::Files(files), lost.clone()).unwrap();
+        let made =
+            front(&description, MediumAccess::Handles(exchange.into()), lost.clone()).unwrap();
         Tenant::with(Endpoint::new(made), Some(lender), lost, Some(between), description)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::Exchange;
+use rackbus_memory::{Exchange, Handles};
 use rackbus_pci::Endpoint;
 use rackbus_pci::endpoint::FunctionRegion;
 use zerocopy::IntoBytes;
@@ -22,7 +22,7 @@ mod stored;
 const SIZE: u64 = 1 << 20;
 
 /// A lender whose memory an exchange leads to, and the other end of that.
-fn lender() -> (MemoryFunction, rackbus_memory::ExchangeFiles) {
+fn lender() -> (MemoryFunction, rackbus_memory::ExchangeHandles) {
     let span = MemorySpan::memory(SIZE, AtReturn::Keep).unwrap();
     let mut function = MemoryFunction::new(span, 7).unwrap();
     let (exchange, files) = Exchange::create("memory", LAYOUT).unwrap();
@@ -75,7 +75,8 @@ fn what_is_stored_is_loaded_whatever_its_length() {
 fn a_store_that_its_lender_loses_shows() {
     let file = rackbus_memory::SharedMemory::create("memory", SIZE).unwrap().descriptor().unwrap();
     let only_read = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-    let span = MemorySpan::elsewhere(only_read.into(), SIZE).unwrap();
+    let mut handles = Handles::of_descriptors(vec![only_read.into()]);
+    let span = MemorySpan::elsewhere(&mut handles, SIZE).unwrap();
     let mut function = MemoryFunction::new(span, 7).unwrap();
     let (exchange, files) = Exchange::create("memory", LAYOUT).unwrap();
     function.port = Some(MemoryPort::over(exchange));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{
-    Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice,
+    Carried, DmaSlice, Event, ExchangeError, ExchangeHandles, InheritedEnd, PinnedSlice,
 };
 use rackbus_net::port::MAX_FRAME;
 use rackbus_net::{Cause, Frame, MacAddress, NetworkPort, Offload, SendOutcome};
@@ -86,11 +86,11 @@ impl RemotePort {
     /// [`ExchangeError`] when that is not fit, or the process has no descriptors left.
     pub fn join(
         description: &NicDescription,
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         lost: Lost,
         counters: Arc<NicCounters>,
     ) -> Result<RemotePort, ExchangeError> {
-        let exchange = FrontExchange::join(files, LAYOUT, lost)?;
+        let exchange = FrontExchange::join(handles, LAYOUT, lost)?;
         let mut port = RemotePort::new(description, exchange, counters)?;
         port.begin();
         Ok(port)

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd};
+use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeHandles, InheritedEnd};
 use rackbus_net::{NetworkPort, SendOutcome};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{Bus, Work};
@@ -75,7 +75,7 @@ impl ServedPort {
     ///
     /// # Errors
     /// When memory or descriptors cannot be had.
-    pub fn new(port: &dyn NetworkPort) -> Result<(ServedPort, ExchangeFiles), ExchangeError> {
+    pub fn new(port: &dyn NetworkPort) -> Result<(ServedPort, ExchangeHandles), ExchangeError> {
         let (exchange, files) = Exchange::create("nic-medium", LAYOUT)?;
         Ok((ServedPort::with_exchange(exchange, port)?, files))
     }

@@ -1,6 +1,5 @@
 //! A port behind an exchange: the same frames in the same order, and what either end may not do.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
@@ -46,7 +45,7 @@ impl Apart {
         assert!(lender.serve_medium(None).is_err(), "another front has it");
         let read: NicDescription = serde_json::from_str(&offer.description).unwrap();
         assert_eq!((read.up, read.rate), (true, rate.map(|(rate, _)| rate)));
-        let files = exchange(offer.files).unwrap();
+        let files = offer.handles.try_into().unwrap();
         let front = RemotePort::join(&read, files, Lost::new(|| {}), Arc::default()).unwrap();
         let memory = SharedMemory::create("frames", 1 << 17).unwrap();
         let description = offer.description;
@@ -334,9 +333,8 @@ fn a_front_that_breaks_the_rules_is_disconnected_and_its_lender_goes_on() {
         let network = LocalNetwork::new([]);
         let counters = Arc::default();
         let mut lender = Endpoint::new(Box::new(function(&network, None, &counters)));
-        let files = lender.serve_medium(None).unwrap().files;
-        let files: Vec<OwnedFd> = files;
-        let mut front = Exchange::join(exchange(files).unwrap(), LAYOUT).unwrap();
+        let handles = lender.serve_medium(None).unwrap().handles;
+        let mut front = Exchange::join(handles.try_into().unwrap(), LAYOUT).unwrap();
         front.data(0, data.len()).unwrap().get().copy_from(&data);
         for message in messages {
             front.send(&message, None).unwrap();

@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 
-use rackbus_memory::{Carried, CarriedSession};
+use rackbus_memory::{AsHandle, Carried, CarriedSession, Handles};
 use rackbus_pci::{
     Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, NotPolled,
     Operations, ResetKind, RestoreError, SaveError, Work,
@@ -169,24 +169,25 @@ impl Function for Nvme {
             return Err(MediumRefused::InUse);
         }
         let mut described = self.description();
-        let (port, files) = match carried {
+        let (port, handles) = match carried {
             None => {
-                let (port, files) = DrivePort::new(&*self.backing, self.block())?;
-                let mut files = Vec::from(files);
+                let (port, exchange) = DrivePort::new(&*self.backing, self.block())?;
+                let mut handles = Handles::from(exchange);
                 if let Some(region) = &self.region {
-                    files.push(region.descriptor().map_err(MediumRefused::Files)?);
+                    let region = region.handle().map_err(MediumRefused::Files)?;
+                    handles.push(region.as_handle()).map_err(MediumRefused::Files)?;
                 }
-                (port, files)
+                (port, handles)
             }
             Some(carried) => {
                 // Whoever is on another machine cannot map it.
                 described.persistent = 0;
-                (DrivePort::carried(carried, &*self.backing, self.block())?, Vec::new())
+                (DrivePort::carried(carried, &*self.backing, self.block())?, Handles::new())
             }
         };
         let description = serde_json::to_string(&described).unwrap_or_default();
         self.port = Some(port);
-        Ok(MediumOffer { class: CLASS, description, files })
+        Ok(MediumOffer { class: CLASS, description, handles })
     }
 
     fn carried_by(&mut self, session: CarriedSession) {

@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rackbus_memory::exchange::MESSAGE_BYTES;
 use rackbus_memory::exchange::session::SessionSide;
-use rackbus_memory::{Carried, Exchange, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice};
+use rackbus_memory::{
+    Carried, Exchange, ExchangeError, ExchangeHandles, InheritedEnd, PinnedSlice,
+};
 use rackbus_pci::{Bus, Work};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -46,7 +48,7 @@ impl DrivePort {
     pub fn new(
         backing: &dyn Backing,
         block: u64,
-    ) -> Result<(DrivePort, ExchangeFiles), ExchangeError> {
+    ) -> Result<(DrivePort, ExchangeHandles), ExchangeError> {
         let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
         Ok((DrivePort::with_exchange(exchange, backing, block)?, files))
     }

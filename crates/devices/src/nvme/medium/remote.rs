@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{
-    Carried, DmaSlice, Event, ExchangeError, ExchangeFiles, InheritedEnd, PinnedSlice,
+    Carried, DmaSlice, Event, ExchangeError, ExchangeHandles, InheritedEnd, PinnedSlice,
 };
 use rackbus_pci::Health;
 
@@ -83,10 +83,10 @@ impl RemoteBacking {
     /// [`ExchangeError`] when that is not fit.
     pub fn new(
         description: DriveDescription,
-        files: ExchangeFiles,
+        handles: ExchangeHandles,
         lost: Lost,
     ) -> Result<RemoteBacking, ExchangeError> {
-        Ok(RemoteBacking::with_exchange(description, FrontExchange::join(files, LAYOUT, lost)?))
+        Ok(RemoteBacking::with_exchange(description, FrontExchange::join(handles, LAYOUT, lost)?))
     }
 
     /// The same over what `carried` carries.

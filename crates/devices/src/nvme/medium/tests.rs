@@ -35,7 +35,7 @@ fn both(config: &NvmeConfig) -> Both {
     assert_eq!((description.size, description.serial.as_str()), (SIZE, "M1"));
     let lost = Lost::new(|| {});
     let front =
-        RemoteBacking::new(description, offer.files.try_into().unwrap(), lost.clone()).unwrap();
+        RemoteBacking::new(description, offer.handles.try_into().unwrap(), lost.clone()).unwrap();
     Both { lender, front, lost }
 }
 
@@ -137,7 +137,7 @@ fn a_medium_that_does_not_answer_keeps_no_reset_waiting() {
     let description = serde_json::from_str(&offer.description).unwrap();
     let (ended, end) = std::sync::mpsc::channel();
     let lost = Lost::new(move || ended.send(()).unwrap());
-    let front = RemoteBacking::new(description, offer.files.try_into().unwrap(), lost).unwrap();
+    let front = RemoteBacking::new(description, offer.handles.try_into().unwrap(), lost).unwrap();
     let mut front = front.with_patience(std::time::Duration::from_millis(20));
     let background = front.background().unwrap();
     background.start(1, MediumRequest::Flush);
@@ -188,7 +188,8 @@ fn the_end_of_a_medium_ends_the_conversation_with_its_node() {
     let description = serde_json::from_str(&offer.description).unwrap();
     let (ended, end) = std::sync::mpsc::channel();
     let lost = Lost::new(move || ended.send(()).unwrap());
-    let mut front = RemoteBacking::new(description, offer.files.try_into().unwrap(), lost).unwrap();
+    let mut front =
+        RemoteBacking::new(description, offer.handles.try_into().unwrap(), lost).unwrap();
     assert!(!front.background().unwrap().rearm() && end.try_recv().is_err());
     drop(lender);
     assert!(!front.background().unwrap().rearm());
@@ -210,7 +211,7 @@ fn an_answer_to_nothing_ends_the_conversation() {
 #[test]
 fn a_front_that_broke_the_rules_is_not_listened_to_any_more() {
     let (mut lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
-    let mut front = Exchange::join(offer.files.try_into().unwrap(), LAYOUT).unwrap();
+    let mut front = Exchange::join(offer.handles.try_into().unwrap(), LAYOUT).unwrap();
     let (offset, length) = (0.into(), 0.into());
     let flush =
         Ask { tag: 1.into(), kind: kind::FLUSH, flags: 0, reserved: [0; 2], offset, length };
@@ -311,7 +312,7 @@ proptest! {
     #[test]
     fn a_hostile_front_does_no_harm(asks in prop::collection::vec(arbitrary_ask(), 1..100)) {
         let (mut lender, offer) = offered(&NvmeConfig::memory(SIZE, "M1"));
-        let mut front = Exchange::join(offer.files.try_into().unwrap(), LAYOUT).unwrap();
+        let mut front = Exchange::join(offer.handles.try_into().unwrap(), LAYOUT).unwrap();
         let (mut message, mut answered) = ([0; MESSAGE_BYTES], 0);
         let mut sent = 0;
         for ask in &asks {

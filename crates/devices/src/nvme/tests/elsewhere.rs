@@ -25,7 +25,7 @@ impl Apart {
         let (nvme, control) = slow_drive();
         let mut lender = Endpoint::new(Box::new(nvme));
         let offer = lender.serve_medium(None).unwrap();
-        let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+        let front = medium::front(&offer.description, offer.handles, Lost::new(|| {})).unwrap();
         let (description, host) = (offer.description, TestHost::around(front));
         let mut apart = Apart { lender, control, description, host };
         apart.host.enable();

@@ -164,7 +164,7 @@ fn nothing_is_begun_for_a_front_that_left_meanwhile() {
     let (user, stream) = UnixStream::pair().unwrap();
     lender.begin(Lending::alone(), Some(Arc::new(stream)));
     let offer = lender.serve_medium(None).unwrap();
-    let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+    let front = medium::front(&offer.description, offer.handles, Lost::new(|| {})).unwrap();
     let mut host = TestHost::around(front);
     host.enable();
     host.create_pair(1, ENTRIES);

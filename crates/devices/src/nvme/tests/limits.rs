@@ -110,7 +110,7 @@ fn zeroed_at_once(deallocate: bool, elsewhere: bool) -> (u64, u64) {
     let mut host = match elsewhere {
         true => {
             let offer = lender.serve_medium(None).unwrap();
-            let front = medium::front(&offer.description, offer.files, Lost::new(|| {})).unwrap();
+            let front = medium::front(&offer.description, offer.handles, Lost::new(|| {})).unwrap();
             TestHost::around(front)
         }
         false => TestHost::plain(&config),

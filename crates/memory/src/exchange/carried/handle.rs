@@ -6,7 +6,7 @@
 //! adapter do. So nobody reaches that memory when [`end`](CarriedSession::end) returns,
 //! whichever thread ended the session first.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use crate::exchange::lane::LaneTarget;
 use crate::exchange::session::{
     Contact, SessionEndReason, SessionMillis, SessionSide, SessionTiming,
 };
+use crate::handles::{HandleRef, Handles};
 use crate::stream::{Stream, StreamError};
 
 /// Between two looks of a session that was saved whether it has ended.
@@ -445,11 +446,11 @@ impl CarriedSession {
 }
 
 impl Stream for CarriedSession {
-    fn send(&self, _parts: &[&[u8]], _fds: &[BorrowedFd<'_>]) -> Result<(), StreamError> {
+    fn send(&self, _parts: &[&[u8]], _handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         Err(StreamError::Closed)
     }
 
-    fn receive(&self, _buffer: &mut [u8], _fds: &mut Vec<OwnedFd>) -> Result<(), StreamError> {
+    fn receive(&self, _buffer: &mut [u8], _handles: &mut Handles) -> Result<(), StreamError> {
         Err(StreamError::Closed)
     }
 

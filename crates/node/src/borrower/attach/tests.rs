@@ -9,7 +9,7 @@ use rackbus_fabric::{Fabric, derive};
 use rackbus_lease::{BorrowerAction, Message};
 use rackbus_link::shm::ShmLink;
 use rackbus_link::{Conversation, LinkError};
-use rackbus_memory::{Lending, Stream};
+use rackbus_memory::{Handles, Lending, Stream};
 use rackbus_pci::endpoint::Endpoint;
 use rackbus_pci::vfio_user::Client;
 
@@ -108,15 +108,15 @@ impl Borrowing {
 }
 
 /// A lender that has offered its medium, and the borrower's end with what is offered there.
-fn offered() -> (Lender, UnixStream, OfferedMedium, Vec<std::os::fd::OwnedFd>) {
+fn offered() -> (Lender, UnixStream, OfferedMedium, Handles) {
     let config = NvmeConfig::memory(1 << 20, "M1");
     let mut drive = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
     let offer = drive.serve_medium(None).unwrap();
     let (class, description) = (offer.class.to_owned(), offer.description);
     let medium = OfferedMedium { class, description, session: None };
     let (stream, ours) = UnixStream::pair().unwrap();
-    medium.send(&stream, &offer.files).unwrap();
-    (Lender { _drive: drive, stream }, ours, medium, offer.files)
+    medium.send(&stream, &offer.handles).unwrap();
+    (Lender { _drive: drive, stream }, ours, medium, offer.handles)
 }
 
 fn closed(lease: u64) -> BorrowerAction {
@@ -141,8 +141,8 @@ fn what_attaches_to_a_lease_that_has_ended_lets_its_lender_go() {
     borrowing.functions.decide(|it| it.receive(0, Message::Granted(grant.clone())));
     let open = borrowing.functions.opened(grant);
     let slot = open.begin_front(Duration::ZERO).unwrap();
-    let (lender, ours, medium, files) = offered();
-    let (access, lost) = (MediumAccess::Files(files), Box::new(drop));
+    let (lender, ours, medium, handles) = offered();
+    let (access, lost) = (MediumAccess::Handles(handles), Box::new(drop));
     let front =
         PlacedDevice::start("d", &medium, access, Arc::new(ours), Lending::alone(), lost).unwrap();
     assert_eq!(borrowing.end(1), [], "its front runs");

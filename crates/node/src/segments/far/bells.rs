@@ -5,12 +5,11 @@
 //! taken from the ring that stands here for the owner's, as many as the owner has room for.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::ring::RingLayout;
-use rackbus_memory::{AdaptiveSpin, Consumer, Doorbell, PeerEvent, Producer, PushError};
+use rackbus_memory::{AdaptiveSpin, Consumer, Doorbell, Producer, PushError};
 use rackbus_segment::message::{DATA_SLOTS, MAX_DATA};
 
 use super::super::objects::Object;
@@ -34,8 +33,8 @@ pub struct InterruptParts {
 
 impl InterruptParts {
     pub(super) fn doorbell(&self) -> Option<Doorbell> {
-        let event = self.event.fd().as_fd().try_clone_to_owned().ok()?;
-        Doorbell::new(self.bell.region().ok()?, 0, PeerEvent::new(event).ok()?)
+        let event = self.event.event().ok()?;
+        Doorbell::new(self.bell.region().ok()?, 0, event)
     }
 }
 

@@ -175,7 +175,7 @@ fn said(message: &[u8], given: Option<(Handle, Vec<StandIn>)>) -> Letter {
 }
 
 fn letter(carried: &CarriedMessage<'_>) -> Letter {
-    Letter { bytes: encode(carried), fds: Vec::new() }
+    Letter { bytes: encode(carried), handles: Vec::new() }
 }
 
 /// What stands for objects on the other machine; `None` when that cannot be.

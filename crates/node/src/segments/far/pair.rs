@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,7 +62,7 @@ impl PairState {
         let memory = region.whole();
         let mut now = [0; PAGE];
         let size = self.window.size();
-        sparse::each_data(object.fd().as_fd(), size, |from, to| {
+        sparse::each_data(object, size, |from, to| {
             let (first, end) = (from / PAGE as u64, to.div_ceil(PAGE as u64));
             differs |= self.emptied(next..first, pages);
             next = end;
@@ -319,7 +318,7 @@ mod tests {
             }
             send(&pair);
             for page in gone {
-                sparse::empty(&**object.fd(), (page * PAGE) as u64, PAGE as u64).unwrap();
+                sparse::empty(&*object, (page * PAGE) as u64, PAGE as u64).unwrap();
             }
             assert_eq!(send(&pair), places(gone, 0));
             assert_eq!(send(&pair), []);
@@ -341,7 +340,7 @@ mod tests {
         let pair = CommonMemory::new(object.clone(), ConnectionSide::Home, size, true);
         let (state, mut pages) = (pair.lock(), Pages::new());
         assert!(state.differing(&object, &mut pages) && pages[&1][0] == 7);
-        sparse::empty(&**object.fd(), 0, size).unwrap();
+        sparse::empty(&*object, 0, size).unwrap();
         assert!(state.differing(&object, &mut pages), "it is as it was noted");
         assert_eq!(*pages[&1], [0; PAGE]);
         assert!(!state.differing(&object, &mut pages));

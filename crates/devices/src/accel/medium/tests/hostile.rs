@@ -10,7 +10,7 @@ fn by_hand() -> (Endpoint, Exchange) {
     let offer = lender.serve_medium(None).unwrap();
     let busy = lender.serve_medium(None);
     assert!(matches!(busy, Err(MediumRefused::InUse)));
-    (lender, Exchange::join(offer.files.try_into().unwrap(), LAYOUT).unwrap())
+    (lender, Exchange::join(offer.handles.try_into().unwrap(), LAYOUT).unwrap())
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_lender_that_breaks_the_rules_is_lost() {
         let description =
             serde_json::to_string(&AcceleratorDescription { serial: 1, operations: u64::MAX });
         let (description, lost) = (description.unwrap(), Lost::new(|| {}));
-        let made = front(&description, MediumAccess::Files(files.into()), lost.clone()).unwrap();
+        let made = front(&description, MediumAccess::Handles(files.into()), lost.clone()).unwrap();
         let mut tenant = Tenant::with(Endpoint::new(made), None, lost, None, description);
         tenant.put(OUTPUT, &[7; 100]);
         let asked =

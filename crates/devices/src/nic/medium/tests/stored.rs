@@ -61,7 +61,7 @@ impl Driver {
         let (mut lender, mut description) = (None, String::new());
         if apart {
             let offer = function.serve_medium(None).unwrap();
-            let files = MediumAccess::Files(offer.files);
+            let files = MediumAccess::Handles(offer.handles);
             let made = front(CLASS, &offer.description, files, Lost::new(|| {})).unwrap();
             lender = Some(std::mem::replace(&mut function, Endpoint::new(made)));
             description = offer.description;

@@ -13,7 +13,8 @@ fn a_long_range_of_zeroes_keeps_no_other_operation_waiting() {
     let size = 8 * ZERO_PIECE;
     let (mut lender, offer) = offered(&NvmeConfig::memory(size, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let front = RemoteBacking::new(description, offer.files.try_into().unwrap(), Lost::new(|| {}));
+    let front =
+        RemoteBacking::new(description, offer.handles.try_into().unwrap(), Lost::new(|| {}));
     let mut front = front.unwrap();
     let (source, from) = buffer(8192);
     source.whole().fill(5);
@@ -68,7 +69,8 @@ fn a_reset_waits_for_a_part_of_a_long_range_of_zeroes_and_gives_up_the_rest() {
     let size = 4 * ZERO_ASK;
     let (mut lender, offer) = offered(&NvmeConfig::memory(size, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let front = RemoteBacking::new(description, offer.files.try_into().unwrap(), Lost::new(|| {}));
+    let front =
+        RemoteBacking::new(description, offer.handles.try_into().unwrap(), Lost::new(|| {}));
     let mut front = front.unwrap().with_patience(Duration::from_secs(1));
     let at = [0, ZERO_ASK, 2 * ZERO_ASK, size - 8192];
     let (source, target) = (buffer(8192), buffer(8192));
@@ -130,7 +132,8 @@ fn who_waits_for_a_long_range_of_zeroes_sees_its_parts_as_progress() {
     let (size, patience) = (PARTS * ZERO_ASK, Duration::from_secs(2));
     let (mut lender, offer) = offered(&NvmeConfig::memory(size, "M1"));
     let description = serde_json::from_str(&offer.description).unwrap();
-    let front = RemoteBacking::new(description, offer.files.try_into().unwrap(), Lost::new(|| {}));
+    let front =
+        RemoteBacking::new(description, offer.handles.try_into().unwrap(), Lost::new(|| {}));
     let mut front = front.unwrap().with_patience(patience);
     let source = buffer(8192);
     let (stop, slow) = (AtomicBool::new(false), &AtomicBool::new(false));
