@@ -31,7 +31,7 @@ help:
 	@echo "             (as root); SOAK_SECONDS=600 each"
 	@echo "make fuzz    coverage-guided fuzzing of every parser, FUZZ_SECONDS=30 each"
 	@echo "make bench   measurements (AREA=nvme: one area); rows in target/bench/results.jsonl"
-	@echo "make check   names, formatting, lints, documentation: what .ci/run does before make test"
+	@echo "make check   names, handles, formatting, lints, documentation: what .ci/run does before make test"
 	@echo "What fails ends make with 2, as GNU make does whatever its recipe ended with; the scripts"
 	@echo "that sim and fuzz run, scripts/sim and scripts/fuzz, end with 1."
 
@@ -145,6 +145,7 @@ bench:
 
 check:
 	@scripts/names
+	@scripts/seam
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null

@@ -7,7 +7,8 @@
 //! that is missing, is something else, or is left over has one meaning everywhere ([`HandleError`]).
 //!
 //! Descriptors are what a few need all the same: the links, whoever asks the kernel about them, and vfio-user, whose
-//! specification speaks of them. They name them (`of_descriptor`, `as_descriptor`, `into_descriptor`).
+//! specification speaks of them. They name them (`of_descriptor`, `as_descriptor`, `into_descriptor`), and
+//! `scripts/seam` knows who they are.
 
 use std::collections::VecDeque;
 use std::fmt;
