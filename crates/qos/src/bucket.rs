@@ -30,6 +30,12 @@ impl Bucket {
         self.level = self.level.min(scaled(self.depth));
     }
 
+    /// Only one token is left from then on, as when somebody has taken all that there was for long.
+    pub fn use_up(&mut self, from: u64) {
+        self.fill(from);
+        self.level = self.level.min(scaled(1));
+    }
+
     /// How many tokens come each second.
     pub fn rate(&self) -> u64 {
         self.rate

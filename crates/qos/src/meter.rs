@@ -29,14 +29,9 @@ impl OperationMeter {
         OperationMeter { bytes: bytes.map(bucket), operations: operations.map(bucket) }
     }
 
-    /// With bursts that are used up but for one token, as when somebody has taken all that there was for long.
-    pub fn used_up(bytes: Option<RateLimit>, operations: Option<RateLimit>) -> OperationMeter {
-        let bucket = |limit: RateLimit| {
-            let mut bucket = Bucket::full(limit.rate, 1, 0);
-            bucket.change(limit.rate, limit.burst, 0);
-            bucket
-        };
-        OperationMeter { bytes: bytes.map(bucket), operations: operations.map(bucket) }
+    /// Only one token of each bucket is left from then on; see [`Bucket::use_up`].
+    pub fn use_up(&mut self, from: u64) {
+        self.bytes.iter_mut().chain(&mut self.operations).for_each(|bucket| bucket.use_up(from));
     }
 
     /// Whether nothing is limited.
@@ -99,6 +94,12 @@ mod tests {
         Some(RateLimit { rate, burst })
     }
 
+    fn used_up(bytes: Option<RateLimit>, operations: Option<RateLimit>) -> OperationMeter {
+        let mut meter = OperationMeter::full(bytes, operations);
+        meter.use_up(0);
+        meter
+    }
+
     /// Operations of 100 bytes that are taken in a time, by somebody who always has more.
     fn taken(mut meter: OperationMeter, till: u64) -> u64 {
         let (mut now, mut count) = (0, 0);
@@ -120,17 +121,25 @@ mod tests {
             (limit(100_000, 5_000), limit(5_000, 250), 1_000),
             (limit(1_000_000, 5_000), limit(50, 2), 50),
         ] {
-            assert!(
-                taken(OperationMeter::used_up(bytes, operations), SECOND).abs_diff(expected) <= 1
-            );
+            assert!(taken(used_up(bytes, operations), SECOND).abs_diff(expected) <= 1);
             assert!(taken(OperationMeter::full(bytes, operations), SECOND) > expected);
         }
+    }
+
+    /// Nothing comes of the time before it was used up.
+    #[test]
+    fn a_meter_that_is_used_up_later_has_saved_nothing_by_then() {
+        let mut meter = OperationMeter::full(limit(1_000, 100), None);
+        meter.use_up(5 * SECOND);
+        assert!(meter.is_ready(5 * SECOND));
+        meter.spend(11, 1);
+        assert_eq!(meter.ready_at(), 5 * SECOND + 11 * SECOND / 1_000);
     }
 
     /// What is not used comes back as burst.
     #[test]
     fn a_burst_that_was_used_up_fills_again() {
-        let mut meter = OperationMeter::used_up(limit(1_000, 100), None);
+        let mut meter = used_up(limit(1_000, 100), None);
         assert!(meter.is_ready(SECOND));
         meter.spend(100, 1);
         assert!(!meter.is_ready(SECOND));
@@ -139,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_limit_that_holds_up_is_told() {
-        let mut meter = OperationMeter::used_up(limit(1_000, 10), limit(10, 1));
+        let mut meter = used_up(limit(1_000, 10), limit(10, 1));
         meter.spend(10, 1);
         assert_eq!(meter.last_ready(), Metered::Operations);
         meter.spend(10_000, 0);

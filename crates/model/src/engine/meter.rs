@@ -1,12 +1,12 @@
 //! Limits on what a function does in a second: jobs begin, in the order in which they come, as the part of
 //! [`rackbus_qos`] lets them that keeps a live function to the same limits.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_qos::{Metered, OperationMeter};
 
 use super::gate::nanoseconds;
-use super::{Event, MeterId, World};
+use super::{Event, FlowId, MeterId, Step, World};
 use crate::time::Time;
 
 /// A function's limits, and the jobs that wait for them.
@@ -41,6 +41,38 @@ impl World {
             holds: Metered::Bytes,
         });
         MeterId((self.meters.len() - 1) as u32)
+    }
+
+    /// A meter has saved nothing by then; see [`OperationMeter::use_up`].
+    pub fn use_up(&mut self, meter: MeterId, from: Time) {
+        self.meters[meter.index()].limits.use_up(nanoseconds(from));
+    }
+
+    /// By meter: bytes and operations that a job of a flow takes. Of flows whose jobs all do the same.
+    pub fn spent_by(&self, flow: FlowId) -> BTreeMap<MeterId, [u64; 2]> {
+        let mut found = BTreeMap::new();
+        self.add_spent(self.steps(flow), 1, &mut found);
+        found
+    }
+
+    fn add_spent(&self, script: &[Step], times: u64, found: &mut BTreeMap<MeterId, [u64; 2]>) {
+        for step in script {
+            match *step {
+                Step::Spend { meter, bytes, operations } => {
+                    let sums = found.entry(meter).or_default();
+                    for (sum, more) in sums.iter_mut().zip([bytes, operations]) {
+                        *sum = sum.saturating_add(more.saturating_mul(times));
+                    }
+                }
+                Step::Each(of, count, _) => {
+                    self.add_spent(self.script(of), times.saturating_mul(count), found);
+                }
+                Step::All(first, count) => first
+                    .following(count)
+                    .for_each(|of| self.add_spent(self.script(of), times, found)),
+                _ => {}
+            }
+        }
     }
 
     /// What a limit of a meter lets through in a second; `None` where it has no such limit.

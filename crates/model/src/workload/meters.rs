@@ -1,15 +1,16 @@
 //! What functions may do in a second, as their classes read it from the rack file: a job begins when its lender would begin
 //! with it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use rackbus_fabric::rack::{FunctionTiming, LimitCounts, Rack};
 use rackbus_qos::{Metered, OperationMeter, RateLimit};
 
 use super::scripts::Run;
 use crate::assembly::End;
-use crate::engine::{FlowId, MeterId, Step, Used};
+use crate::engine::{Arrivals, FlowId, MeterId, Step, Used};
 use crate::flow::rack::uneven;
+use crate::time::Time;
 
 /// The meters of a function that the rack file bounds.
 #[derive(Debug)]
@@ -20,18 +21,21 @@ pub(super) struct FunctionMeters {
     longest: u64,
 }
 
+/// What the flows of a run ask of a meter.
+#[derive(Debug, Default)]
+struct AskedOfMeter {
+    /// Bytes and operations each second, of those that last.
+    rates: [f64; 2],
+    /// When the first of all begins.
+    begin: Option<Time>,
+}
+
 impl Run {
-    /// Makes the meters of functions. Of a flow that lasts the rate in the long run is asked for: what comes to a function of
-    /// such a flow finds no burst that was saved before. What comes in bursts, or as a trace has it, finds all of it.
+    /// Makes the meters of functions. Their bursts are saved up.
     pub(super) fn add_meters(&mut self, rack: &Rack) {
-        let workload = self.workload();
-        let lasting = workload.flows.iter().filter(|flow| uneven(flow, workload).is_none());
-        let lasting: BTreeSet<String> =
-            lasting.flat_map(|flow| flow.kind.ends()).map(str::to_owned).collect();
         for (name, declared) in rack.functions() {
             let FunctionTiming { limits, longest, .. } = &declared.timing;
-            let name = name.to_string();
-            let Ok(end) = self.assembly.end(&name) else { continue };
+            let Ok(end) = self.assembly.end(&name.to_string()) else { continue };
             let of = |counts| {
                 let limit = limits.iter().find(|limit| limit.counts == counts)?;
                 Some(RateLimit { rate: limit.rate, burst: limit.burst })
@@ -43,16 +47,47 @@ impl Run {
             ];
             let world = &mut self.assembly.world;
             let meters = meters.into_iter().filter_map(|(counts, operations)| {
-                let meter = match lasting.contains(&name) {
-                    true => OperationMeter::used_up(of(counts), operations),
-                    false => OperationMeter::full(of(counts), operations),
-                };
+                let meter = OperationMeter::full(of(counts), operations);
                 (!meter.is_unlimited()).then(|| (counts, world.add_meter(meter)))
             });
             let meters: Vec<_> = meters.collect();
             if !meters.is_empty() {
+                self.metered_ends.extend(meters.iter().map(|(_, meter)| (*meter, end)));
                 let longest = longest.unwrap_or(u64::MAX);
                 self.meters.insert(end, FunctionMeters { meters, longest });
+            }
+        }
+    }
+
+    /// Where flows that last ask together for all that a limit lets through, or for whatever they get, they have used up
+    /// its burst long ago: it begins without. Of what asks for less, and of what comes in bursts or as a trace has it, the
+    /// burst is saved up.
+    pub(super) fn use_up_meters(&mut self) {
+        let mut asked: BTreeMap<MeterId, AskedOfMeter> = BTreeMap::new();
+        for (spec, queues, _) in self.flows() {
+            let workload = self.workload();
+            let jobs = match spec.arrivals {
+                _ if uneven(spec, workload).is_some() => 0.0,
+                Arrivals::Depth(_) => f64::INFINITY,
+                Arrivals::Every(span) | Arrivals::Poisson(span) => 1.0 / span.seconds(),
+                Arrivals::Traced => 0.0,
+            };
+            for (meter, of_job) in queues.iter().flat_map(|it| self.assembly.world.spent_by(*it)) {
+                let asked = asked.entry(meter).or_default();
+                asked.begin = Some(asked.begin.map_or(spec.begin, |begin| begin.min(spec.begin)));
+                for (sum, amount) in asked.rates.iter_mut().zip(of_job) {
+                    // Endlessly many jobs that take nothing take nothing.
+                    *sum += if amount > 0 { jobs * amount as f64 } else { 0.0 };
+                }
+            }
+        }
+        let world = &mut self.assembly.world;
+        for (meter, AskedOfMeter { rates, begin }) in asked {
+            let all = [Metered::Bytes, Metered::Operations].into_iter().zip(rates);
+            let mut limits =
+                all.filter_map(|(of, asked)| Some((world.metered_rate(meter, of)?, asked)));
+            if limits.any(|(rate, asked)| asked >= rate as f64) {
+                world.use_up(meter, begin.unwrap_or_default());
             }
         }
     }
@@ -77,9 +112,8 @@ impl Run {
 
     /// What a limit of a function is called.
     pub(crate) fn limit_name(&self, meter: MeterId, metered: Metered) -> String {
-        let has = |of: &FunctionMeters| of.meters.iter().any(|(_, other)| *other == meter);
-        let end = self.meters.iter().find(|(_, of)| has(of)).map(|(end, _)| *end);
-        let function = end.map(|end| self.assembly.end_name(end)).unwrap_or_default();
+        let end = self.metered_ends.get(&meter);
+        let function = end.map(|end| self.assembly.end_name(*end)).unwrap_or_default();
         let key = match metered {
             Metered::Bytes => "rate",
             Metered::Operations => "operations",

@@ -16,7 +16,7 @@ use super::{FlowSpec, Workload};
 use crate::assembly::{Assembly, AssemblyError, End};
 use crate::engine::{
     Addresses, Arrivals, Batches, Bursts, Decides, DirectionId, DistributionId, FlowId, GateId,
-    Histogram, JobFlow, ResourceId, RouteId, Stuck, confidence,
+    Histogram, JobFlow, MeterId, ResourceId, RouteId, Stuck, confidence,
 };
 use crate::random::Distribution;
 use crate::time::Time;
@@ -57,6 +57,8 @@ pub struct Run {
     pub(super) devices: BTreeMap<String, String>,
     /// By function that the rack file bounds: what counts what it does.
     pub(super) meters: BTreeMap<End, FunctionMeters>,
+    /// By meter: the function that it is of.
+    pub(super) metered_ends: BTreeMap<MeterId, End>,
     /// By name: the number of a tenant, from 1 on in the order of names.
     pub(super) tenants: BTreeMap<String, u32>,
     /// By flow of the workload: how many queues those before it have.
@@ -154,6 +156,7 @@ impl Run {
             gates: BTreeMap::new(),
             devices: BTreeMap::new(),
             meters: BTreeMap::new(),
+            metered_ends: BTreeMap::new(),
             tenants: tenants.into_iter().map(str::to_owned).zip(1..).collect(),
             queues_before: queues_before.collect(),
             shaped: BTreeMap::new(),
@@ -165,6 +168,7 @@ impl Run {
             let (queues, routes) = run.add(*nth as u64, &workload.flows[*nth])?;
             run.flows.push((*nth, queues, routes));
         }
+        run.use_up_meters();
         run.set_shares();
         run.assembly.world.measure(workload.warmup, workload.duration);
         Ok(run)

@@ -103,6 +103,28 @@ fn the_lesser_of_what_is_asked_for_and_what_is_let_through_counts() {
     assert_eq!(bottleneck, "near/nvme0: rate in the rack file");
 }
 
+/// What such a limit saves in the long run is enough for jobs that come at random.
+#[test]
+fn a_limit_above_what_is_asked_for_delays_nothing() {
+    let keys = "kind = \"write\"\nfrom = \"near/nvme0\"\nto = \"near\"\npoisson = \"9102 ns\"\n";
+    let latency = |limits: &[FunctionLimit]| {
+        let all = flows([("a", keys.to_owned())]);
+        let results = limited(&rack(), &[("near/nvme0", limits)], &all);
+        flow(&results, "a").latency_ns.greatest
+    };
+    assert_eq!(latency(&[limit(BYTES, 500_000_000)]), latency(&[]));
+}
+
+/// Nothing is saved while nobody asks for anything.
+#[test]
+fn a_limit_holds_from_when_its_first_flow_begins() {
+    let keys =
+        "kind = \"write\"\nfrom = \"near/nvme0\"\nto = \"near\"\ndepth = 32\nbegin = \"2 ms\"\n";
+    let all = "warmup = \"2 ms\"\n".to_owned() + &flows([("a", keys.to_owned())]);
+    let results = limited(&rack(), &[("near/nvme0", &[limit(BYTES, 500_000_000)])], &all);
+    assert!(near(rate(&results, "a"), 500e6), "{}", rate(&results, "a"));
+}
+
 /// One that has always just as many jobs under way as come to the rate is told to be held up by it, though none waits long.
 #[test]
 fn a_rate_that_is_used_up_is_named_where_little_is_waited_for_it() {
