@@ -260,9 +260,9 @@ impl Registry {
                 self.deliver(connection, SegmentEvent::Remote(change));
             }
             SessionEvent::Sender { interrupt, ring } => {
-                if let (Some(rings), Ok(memory)) = (self.rings(interrupt), handles.resource())
-                    && let Err(error) = rings.add(ring, &memory)
-                {
+                let Some(rings) = self.rings(interrupt) else { return };
+                let added = handles.resource().map_err(AttachError::from);
+                if let Err(error) = added.and_then(|memory| Ok(rings.add(ring, &memory)?)) {
                     tracing::error!(%error, "a sender of data interrupts could not be added");
                 }
             }
@@ -277,8 +277,9 @@ impl Registry {
                 }
             }
             SessionEvent::Adopt { ticket, keeper, offset, length, from } => {
-                if let Ok(memory) = handles.resource() {
-                    self.adopt(keeper, (offset, length), memory, from);
+                match handles.resource() {
+                    Ok(memory) => self.adopt(keeper, (offset, length), memory, from),
+                    Err(error) => tracing::error!(%error, "memory that was moved did not come"),
                 }
                 answer(events, Notice::Adopted { ticket, keeper });
             }

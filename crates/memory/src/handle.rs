@@ -82,7 +82,7 @@ impl MemoryHandle {
     /// # Errors
     /// As [`Region::map`], [`Region::map_stored`] and [`Region::map_device`].
     pub fn map(&self, length: u64, access: Access, is_bar: bool) -> Result<Region, RegionError> {
-        let (file, offset) = self.parts();
+        let (file, offset) = self.as_descriptor();
         match is_bar {
             _ if self.device => Region::map_device(file, offset, length, access),
             // That of a persistent memory region.
@@ -92,7 +92,7 @@ impl MemoryHandle {
     }
 
     /// The file, and where the memory begins in it.
-    pub fn parts(&self) -> (BorrowedFd<'_>, u64) {
+    pub fn as_descriptor(&self) -> (BorrowedFd<'_>, u64) {
         (self.file.as_fd(), self.offset)
     }
 

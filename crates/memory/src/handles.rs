@@ -3,8 +3,9 @@
 //!
 //! On one machine each is a descriptor. Whoever speaks over a conversation does not look at it: what is sent is
 //! borrowed from the memory, the event or the conversation itself ([`AsHandle`]), and what came is taken from
-//! [`Handles`] one after the other, as what the message says that it is. Each is checked when it is taken, and one
-//! that is missing, is something else, or is left over has one meaning everywhere ([`HandleError`]).
+//! [`Handles`] one after the other, as what the message says that it is. Memory that a peer is to keep as it is, events and
+//! ends of conversations are checked when they are taken; other memory when it is mapped. What is wrong with any is a
+//! [`HandleError`]; who wants nothing more to be there says so ([`Handles::finish`]).
 //!
 //! Descriptors are what a few need all the same: the links, whoever asks the kernel about them, and vfio-user, whose
 //! specification speaks of them. They name them (`of_descriptor`, `as_descriptor`, `into_descriptor`), and
@@ -50,7 +51,7 @@ impl fmt::Display for HandleTarget {
 #[derive(Debug, thiserror::Error)]
 pub enum HandleError {
     /// The message came with fewer than it says.
-    #[error("{0} should have come beside a message, and did not")]
+    #[error("a message came without {0}")]
     Missing(HandleTarget),
     /// One leads to something else than the message says.
     #[error("what came beside a message is not {target}: {cause}")]
@@ -61,7 +62,7 @@ pub enum HandleError {
         cause: std::io::Error,
     },
     /// The message came with more than it says.
-    #[error("{0} more came beside a message than belong to it")]
+    #[error("a message came with {0} more handles than belong to it")]
     TooMany(usize),
 }
 
@@ -329,8 +330,12 @@ mod tests {
         let memory = || passed(&[memory.as_handle()]);
         assert_eq!(target(memory().event().unwrap_err()), Some(HandleTarget::Event));
         assert_eq!(target(memory().packets().unwrap_err()), Some(HandleTarget::Packets));
-        // A peer that could truncate it, or passed less than it says.
+        // A peer that passed less than it says, and one that could truncate it.
         assert_eq!(target(memory().shared_memory(8192).unwrap_err()), Some(HandleTarget::Memory));
+        let file = rustix::fs::memfd_create("handles", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let mut unsealed = passed(&[HandleRef::of_descriptor(file.as_fd())]);
+        assert_eq!(target(unsealed.shared_memory(4096).unwrap_err()), Some(HandleTarget::Memory));
         let event = || passed(&[event.as_handle()]);
         assert_eq!(target(event().shared_memory(4096).unwrap_err()), Some(HandleTarget::Memory));
     }
@@ -339,7 +344,7 @@ mod tests {
     fn what_is_missing_and_what_is_left_over_is_said() {
         let mut handles = Handles::new();
         let missing = handles.event().unwrap_err().to_string();
-        assert_eq!(missing, "an event should have come beside a message, and did not");
+        assert_eq!(missing, "a message came without an event");
         let event = Event::new().unwrap();
         let mut handles = passed(&[event.as_handle(), event.as_handle(), event.as_handle()]);
         handles.event().unwrap();

@@ -108,7 +108,7 @@ impl MediumConversation {
         self.0.gone.load(Ordering::Acquire)
     }
 
-    /// The socket of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
+    /// The handle of the conversation, for another process to [go on](PlacedDevice::resume) with. `None`
     /// where that is a session between machines.
     pub fn handle(&self) -> Option<HandleRef<'_>> {
         self.0.stream.handle()

@@ -123,7 +123,7 @@ impl PeerWindows for LenderConversation {
         place: &BarPlace,
         memory: &MemoryHandle,
     ) -> Result<(), String> {
-        let opened = self.client.open_window(iova, length, ACCESS, place, memory.parts());
+        let opened = self.client.open_window(iova, length, ACCESS, place, memory.as_descriptor());
         opened.map_err(|error| error.to_string())
     }
 
@@ -290,7 +290,7 @@ impl ServedDevice for RemoteDevice {
             tracing::warn!(%error, "memory is not lent");
         });
         let before = before.map_err(MapError::from)?;
-        let parts = memory.as_ref().map(MemoryHandle::parts);
+        let parts = memory.as_ref().map(MemoryHandle::as_descriptor);
         let mapped = self.or_absent(self.client().dma_map(iova, length, access, parts), ());
         if let (Err(_), Some((lent_out, _)), Some(before)) = (&mapped, counts, before) {
             lent_out.take_back(iova, before);

@@ -46,7 +46,7 @@ pub fn published() -> Option<HandleRef<'static>> {
 /// # Errors
 /// When that is no memory that keeps its size, as [`published`] gives it.
 pub fn read_published(memory: &MemoryHandle) -> std::io::Result<Statistics> {
-    let (memory, _) = memory.parts();
+    let (memory, _) = memory.as_descriptor();
     let seals = rustix::fs::fcntl_get_seals(memory)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(Errno::INVAL.into());

@@ -133,8 +133,12 @@ impl Segments {
     /// Takes the socket for events that comes with a hello; false when there is none. Behind it may come the memory that
     /// the process' channels count in.
     fn hear_events(self: &Arc<Self>, id: SessionId, mut handles: Handles) -> bool {
-        let Ok(packets) = handles.packets() else {
-            return false;
+        let packets = match handles.packets() {
+            Ok(packets) => packets,
+            Err(error) => {
+                tracing::warn!(%error, "a process that begins a session is not listened to");
+                return false;
+            }
         };
         let counts = handles.memory(0).ok();
         let events = LetterQueue::new(Arc::new(packets));

@@ -171,7 +171,7 @@ impl FileNumbers {
         if let Some((_, number)) = self.known.iter().find(|(known, _)| *known == object) {
             return Ok(*number);
         }
-        let number = self.put(memory.parts().0.try_clone_to_owned()?);
+        let number = self.put(memory.as_descriptor().0.try_clone_to_owned()?);
         self.known.push((object, number));
         Ok(number)
     }

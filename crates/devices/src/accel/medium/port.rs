@@ -87,8 +87,8 @@ impl AcceleratorPort {
     /// # Errors
     /// When memory or descriptors cannot be obtained.
     pub fn new(event: BorrowedFd<'_>) -> Result<(AcceleratorPort, ExchangeHandles), ExchangeError> {
-        let (exchange, files) = Exchange::create("accel-medium", LAYOUT)?;
-        Ok((AcceleratorPort::with_exchange(exchange, event)?, files))
+        let (exchange, handles) = Exchange::create("accel-medium", LAYOUT)?;
+        Ok((AcceleratorPort::with_exchange(exchange, event)?, handles))
     }
 
     /// The same for a front whose operations `carried` carries.

@@ -76,8 +76,8 @@ impl ServedPort {
     /// # Errors
     /// When memory or descriptors cannot be had.
     pub fn new(port: &dyn NetworkPort) -> Result<(ServedPort, ExchangeHandles), ExchangeError> {
-        let (exchange, files) = Exchange::create("nic-medium", LAYOUT)?;
-        Ok((ServedPort::with_exchange(exchange, port)?, files))
+        let (exchange, handles) = Exchange::create("nic-medium", LAYOUT)?;
+        Ok((ServedPort::with_exchange(exchange, port)?, handles))
     }
 
     /// The same for a front whose frames `carried` carries.

@@ -49,8 +49,8 @@ impl DrivePort {
         backing: &dyn Backing,
         block: u64,
     ) -> Result<(DrivePort, ExchangeHandles), ExchangeError> {
-        let (exchange, files) = Exchange::create("nvme-medium", LAYOUT)?;
-        Ok((DrivePort::with_exchange(exchange, backing, block)?, files))
+        let (exchange, handles) = Exchange::create("nvme-medium", LAYOUT)?;
+        Ok((DrivePort::with_exchange(exchange, backing, block)?, handles))
     }
 
     /// The same for a front whose operations `carried` carries.
