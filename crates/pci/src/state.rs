@@ -226,6 +226,11 @@ pub struct Saved {
 }
 
 impl FunctionState {
+    /// Name of the function's class.
+    pub fn class(&self) -> &str {
+        &self.model.class
+    }
+
     /// Serialises the state for the process that continues.
     ///
     /// # Errors

@@ -79,6 +79,8 @@ pub struct Container {
     mapped: Mutex<BTreeMap<u64, MappedRange>>,
     /// Nothing is mapped any more.
     revoked: AtomicBool,
+    /// Another process made it, and may have mapped what this one was not told of.
+    inherited: bool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +114,7 @@ impl Container {
                 file,
                 mapped: Mutex::default(),
                 revoked: AtomicBool::new(false),
+                inherited: false,
             }),
             false => Err(VfioError::NoType1),
         }
@@ -139,6 +142,7 @@ impl Container {
             file,
             mapped: Mutex::new(mapped.collect()),
             revoked: AtomicBool::new(false),
+            inherited: true,
         })
     }
 
@@ -265,7 +269,13 @@ impl Container {
         let mut mapped = locked(&self.mapped);
         // Read under the same lock.
         self.revoked.store(true, Ordering::Relaxed);
-        take_all(&mut mapped, |at, length| kernel::unmap(&self.file, at, length).map(drop))
+        take_all(&mut mapped, |at, length| kernel::unmap(&self.file, at, length).map(drop))?;
+        if self.inherited {
+            let unmapped = kernel::unmap_all(&self.file);
+            unmapped
+                .map_err(refused("the end of all mappings", "a container that was passed on"))?;
+        }
+        Ok(())
     }
 
     /// Whether everything was [taken away](Container::revoke).

@@ -2,6 +2,8 @@
 
 mod inherited;
 
+pub use inherited::PassedOnFunction;
+
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;

@@ -354,6 +354,13 @@ pub fn unmap(container: &File, iova: u64, length: u64) -> rustix::io::Result<u64
     Ok(ask(container.as_fd(), request::IOMMU_UNMAP_DMA, unmap)?.size)
 }
 
+/// Takes all mappings away, whoever made them. An IOMMU of type 1, version 2, unmaps all that lies inside of a range,
+/// however long it is; no length is that of all addresses.
+pub fn unmap_all(container: &File) -> rustix::io::Result<()> {
+    const HALF: u64 = 1 << 63;
+    [0, HALF].into_iter().try_for_each(|iova| unmap(container, iova, HALF).map(drop))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,7 +30,7 @@ pub mod taker;
 
 pub use binding::{Binding, Bindings, TakenFunction};
 pub use container::{Container, RangeTarget};
-pub use device::{InterruptIndex, RegionFacts, VfioDevice};
+pub use device::{InterruptIndex, PassedOnFunction, RegionFacts, VfioDevice};
 pub use error::VfioError;
 pub use facts::{Facts, PciAddress, Sysfs};
 pub use faults::{FaultLog, IommuFault};

@@ -278,7 +278,7 @@ impl HandOver {
             segments: put(listeners.segments.as_fd())?,
             questions: put(listeners.questions.as_fd())?,
         };
-        // Taken back when this returns: until then no function does anything.
+        // Taken back when this returns: until then no function does anything, but those of the machine.
         let mut borrowed = self.borrower.save(&mut parcel)?;
         let mut saved = self.lender.save(&mut parcel)?;
         saved.settle(SETTLE)?;

@@ -173,8 +173,13 @@ impl LentFunction {
     }
 
     /// Has the function ready, and notes why it is not. Who has `_state` is alone with it.
-    pub(super) fn start(&self, _state: &LentUse) -> Result<(), LendError> {
-        let outcome = self.lendable.arm(self.patience).map_err(|error| match error {
+    pub(super) fn start(&self, state: &LentUse) -> Result<(), LendError> {
+        self.start_within(self.patience, state)
+    }
+
+    /// The same, for which others wait so long at most.
+    pub(super) fn start_within(&self, limit: Duration, _state: &LentUse) -> Result<(), LendError> {
+        let outcome = self.lendable.arm(limit).map_err(|error| match error {
             NotReady::Hangs => self.hangs(),
             NotReady::Failed(cause) => self.broken(cause),
         });

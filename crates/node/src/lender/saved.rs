@@ -18,7 +18,8 @@ use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::LentState;
 use crate::lendable::{Attached, Lendable, NotSaved, User};
-use crate::sessions::LentSession;
+use crate::sessions::{LentSession, LentSessionState};
+use crate::vfio::abandon;
 
 /// Functions that were saved. They go on here when this is dropped.
 #[derive(Default)]
@@ -176,6 +177,8 @@ impl LentFunctions {
             self.add_resumed(&name, lendable, (state, level), descriptors, link)
         };
         let sessions = self.inherited(listed.to_vec()).into_iter().filter_map(resume).collect();
+        // Nobody here has these functions.
+        states.into_values().for_each(|state| abandon_state(state, descriptors));
         self.detach_missing();
         sessions
     }
@@ -207,6 +210,7 @@ impl LentFunctions {
             Ok(lent) => lent,
             Err(error) => {
                 tracing::error!(device, %error, "the function cannot go on");
+                state.into_iter().for_each(|state| abandon_state(state, descriptors));
                 return None;
             }
         };
@@ -234,8 +238,9 @@ impl LentFunctions {
         session
     }
 
+    /// All others wait meanwhile: so it is waited for a function that is in somebody's hands for a moment only.
     fn begin_anew(&self, lent: &LentFunction) {
-        if let Err(error) = lent.start(&lent.lock()) {
+        if let Err(error) = lent.start_within(self.patience / 10, &lent.lock()) {
             tracing::error!(%error, "it is tried again when it is lent");
         }
     }
@@ -268,18 +273,8 @@ impl LentFunctions {
     ) -> std::io::Result<Option<ResumedSession>> {
         let LentState { function, conversation, session, level: _ } = state;
         let saved = function.take(descriptors)?;
-        let (user, session) = match (conversation, session) {
-            (_, Some(state)) => {
-                let session = LentSession::resume(&self.borrower_of(&lent.name)?, &state)?;
-                let stream = Arc::new(session.carried().clone());
-                (Some(self.user(&lent.name, stream, Some(&session))?), Some(session))
-            }
-            (Some(number), None) => {
-                let stream = link.conversation(descriptors.take_handle(number)?)?;
-                (Some(self.user(&lent.name, stream, None)?), None)
-            }
-            (None, None) => (None, None),
-        };
+        let user = self.resumed_user(lent, (conversation, session), descriptors, link);
+        let (user, session) = user.inspect_err(|_| abandon(&saved))?;
         let stream = user.as_ref().map(|user| user.stream.clone());
         let resumed = lent.lendable.resume(saved, user)?;
         let carried = session;
@@ -292,6 +287,28 @@ impl LentFunctions {
             ResumedSession { lent, session, stream, conversation, placement, about }
         });
         Ok(session)
+    }
+
+    /// Who was attached to a function, by the number of its conversation or by its session on another machine.
+    fn resumed_user(
+        &self,
+        lent: &LentFunction,
+        (conversation, session): (Option<u32>, Option<LentSessionState>),
+        descriptors: &mut ParcelDescriptors,
+        link: &dyn Link,
+    ) -> std::io::Result<(Option<User>, Option<LentSession>)> {
+        Ok(match (conversation, session) {
+            (_, Some(state)) => {
+                let session = LentSession::resume(&self.borrower_of(&lent.name)?, &state)?;
+                let stream = Arc::new(session.carried().clone());
+                (Some(self.user(&lent.name, stream, Some(&session))?), Some(session))
+            }
+            (Some(number), None) => {
+                let stream = link.conversation(descriptors.take_handle(number)?)?;
+                (Some(self.user(&lent.name, stream, None)?), None)
+            }
+            (None, None) => (None, None),
+        })
     }
 
     /// Who is attached to `device`, as the record of who may attach says.
@@ -340,6 +357,14 @@ impl ResumedSession {
             tracing::info!(device = lent.name, "function released");
         };
         std::thread::Builder::new().name("link peer".into()).spawn(hold).map(drop)
+    }
+}
+
+/// Ends what a function reaches that another process had and that does not go on here, where something does.
+fn abandon_state(state: LentState, descriptors: &mut ParcelDescriptors) {
+    match state.function.take(descriptors) {
+        Ok(saved) => abandon(&saved),
+        Err(error) => tracing::error!(%error, "the state of a function cannot be read"),
     }
 }
 

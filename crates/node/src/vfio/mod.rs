@@ -39,6 +39,7 @@ use rackbus_vfio::{Binding, Bindings, Container, IommuFault, PciAddress, VfioDev
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved, Resumed, User};
 pub use ntbs::Ntbs;
 use opened::OpenedFunction;
+pub(crate) use saved::abandon;
 pub use saved::{CLASS, STATE_VERSION};
 use saved::{PhysicalDescriptors, PhysicalState};
 use session::PhysicalSession;
@@ -336,6 +337,8 @@ impl Lendable for Physical {
     }
 
     fn resume(&self, saved: SavedSession, user: Option<User>) -> io::Result<Option<Resumed>> {
+        // Where something fails from here on, the function reaches nothing any more.
+        let passed_on = saved::passed_on(&saved)?;
         // Only one with a user is saved.
         let Some(User { lending, stream, .. }) = user else {
             return Err(io::ErrorKind::Unsupported.into());
@@ -344,10 +347,12 @@ impl Lendable for Physical {
         let PassthroughSession { conversation, resources, msix_table, model, medium } = passed;
         let state: PhysicalState = model.read(CLASS, STATE_VERSION).map_err(io::Error::other)?;
         let descriptors = PhysicalDescriptors::of(&state, medium).map_err(io::Error::other)?;
-        // Where something fails from here on, the function reaches nothing any more.
         let (container, file, watched) = descriptors.open(&resources)?;
         conversation.check().map_err(io::Error::other)?;
         self.windows.begin_without(&stream)?;
+        // It is taken. Somebody may have begun to give it back since, and waits for this process to close it: to bind it anew
+        // would wait for that one.
+        *locked(&self.taken) = Some(state.address);
         let facts = self.take().map_err(io::Error::other)?;
         if facts.address != state.address {
             let (here, passed) = (facts.address, state.address);
@@ -363,6 +368,7 @@ impl Lendable for Physical {
         let session = PhysicalSession::of(&self.name, opened, mapped, lending, self.shared.clone());
         let session = session.map_err(io::Error::other)?;
         let session = session.sharing_bars().map_err(io::Error::other)?;
+        passed_on.keep();
         Ok(Some((Box::new(session), conversation)))
     }
 }

@@ -12,7 +12,7 @@ use rackbus_pci::vfio_user::{
     PassthroughSession, RestingConversation, SavedSession, UserResources,
 };
 use rackbus_pci::{ModelState, RestoreError, SaveError};
-use rackbus_vfio::{Container, InterruptIndex, PciAddress};
+use rackbus_vfio::{Container, InterruptIndex, PassedOnFunction, PciAddress};
 use serde::{Deserialize, Serialize};
 
 use super::locked;
@@ -97,6 +97,34 @@ impl PhysicalDescriptors {
         let mapped = all.filter(|it| it.memory.is_some()).map(|it| (it.iova, it.length));
         let container = Container::inherited(self.container, self.groups, mapped);
         Ok((container.map_err(io::Error::other)?, self.function, self.watched))
+    }
+}
+
+/// What ends all that a function reaches which another process had, unless it goes on here.
+///
+/// # Errors
+/// When its descriptors did not come, or this process has none left.
+pub(super) fn passed_on(saved: &SavedSession) -> io::Result<PassedOnFunction> {
+    match &saved.medium[..] {
+        [container, function, ..] => PassedOnFunction::new(container.as_fd(), function.as_fd()),
+        all => {
+            let came = all.len();
+            Err(io::Error::other(format!(
+                "a function of the machine comes with {came} descriptors"
+            )))
+        }
+    }
+}
+
+/// Ends what a function of another process reaches that cannot go on here. Of other classes nothing does: they ended with
+/// that process.
+pub(crate) fn abandon(saved: &SavedSession) {
+    if saved.state.function.class() != CLASS {
+        return;
+    }
+    match passed_on(saved) {
+        Ok(function) => drop(function),
+        Err(error) => tracing::error!(%error, "what a function reaches is not taken away"),
     }
 }
 

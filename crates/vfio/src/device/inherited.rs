@@ -1,13 +1,15 @@
 //! A function that another process had open, and that this one goes on with.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rackbus_spec::vfio_user::region;
+use rackbus_spec::pcie::{Command, header};
+use rackbus_spec::vfio_user::{IrqSetFlags, region};
 
-use super::{VfioDevice, errno};
+use super::{InterruptIndex, VfioDevice, errno};
 use crate::container::Container;
 use crate::error::{VfioError, refused};
 use crate::facts::{Facts, PciAddress};
@@ -30,6 +32,57 @@ impl VfioDevice {
         let file = File::from(file);
         check_file(&group, address, &file)?;
         VfioDevice::describe(file, group, container.clone(), facts)
+    }
+}
+
+/// A function that another process passed on, and with which nobody goes on yet. Where this is dropped before that, the function
+/// masters nothing, signals nothing and reaches nothing any more, whoever else has its descriptors: a user that maps its
+/// registers has one, and keeps the kernel's container with it.
+#[derive(Debug)]
+pub struct PassedOnFunction {
+    container: File,
+    function: File,
+    kept: bool,
+}
+
+impl PassedOnFunction {
+    /// The function of these descriptors, of which copies are made.
+    ///
+    /// # Errors
+    /// When this process has no descriptors left.
+    pub fn new(container: BorrowedFd<'_>, function: BorrowedFd<'_>) -> io::Result<Self> {
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
+        let (container, function) = (copy(container)?, copy(function)?);
+        Ok(PassedOnFunction { container, function, kept: false })
+    }
+
+    /// Somebody goes on with it, who ends what it reaches.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for PassedOnFunction {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        // Files of other kinds answer none of this, and are not written to.
+        if let Ok((info, _)) = kernel::region_info(&self.function, region::CONFIG) {
+            let at = info.offset + u64::from(header::COMMAND);
+            let mut command = [0; 2];
+            let read = self.function.read_exact_at(&mut command, at);
+            let command = u16::from_le_bytes(command) & !Command::BUS_MASTER.bits();
+            let _ = read.and_then(|()| self.function.write_all_at(&command.to_le_bytes(), at));
+        }
+        for kind in [InterruptIndex::Intx, InterruptIndex::Msi, InterruptIndex::Msix] {
+            // All but one of them are off.
+            let trigger = IrqSetFlags::ACTION_TRIGGER;
+            let _ = kernel::set_irqs(&self.function, kind.index(), (0, 0), trigger);
+        }
+        if let Err(error) = kernel::unmap_all(&self.container) {
+            tracing::error!(%error, "memory that a function was given is not taken away");
+        }
     }
 }
 
@@ -78,5 +131,17 @@ mod tests {
         let address: PciAddress = "0000:03:00.0".parse().unwrap();
         let refused = check_file(&copy(), address, &copy()).unwrap_err();
         assert!(matches!(refused, VfioError::Refused { what: "the description", .. }), "{refused}");
+    }
+
+    /// Descriptors that are none of VFIO's are let be, though what they lead to could be written to.
+    #[test]
+    fn only_what_the_kernel_knows_as_a_function_is_written_to() {
+        let memory = SharedMemory::create("vfio-device", 4096).unwrap();
+        let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
+        file.write_all_at(&[0xff; 4096], 0).unwrap();
+        drop(PassedOnFunction::new(memory.as_fd(), memory.as_fd()).unwrap());
+        let mut after = [0; 4096];
+        file.read_exact_at(&mut after, 0).unwrap();
+        assert_eq!(after, [0xff; 4096]);
     }
 }
