@@ -253,7 +253,7 @@ fn a_front_of_memory_that_does_not_fit_is_refused() {
     let pipe = || rustix::pipe::pipe().unwrap().0;
     for (description, files, expected) in [
         ("{}", vec![file()], "missing field"),
-        ("{\"size\":1048576,\"serial\":1}", vec![], "memory should have come"),
+        ("{\"size\":1048576,\"serial\":1}", vec![], "came without memory"),
         ("{\"size\":1048576,\"serial\":1}", vec![file(), file()], "1 more handles"),
         ("{\"size\":2097152,\"serial\":1}", vec![file()], "no file of 2097152 bytes"),
         ("{\"size\":1000000,\"serial\":1}", vec![file()], "no file of 1000000 bytes"),
