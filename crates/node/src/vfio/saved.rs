@@ -22,7 +22,7 @@ use super::watch::WatchedDescriptors;
 
 /// Name of the class, in the state.
 pub const CLASS: &str = "vfio";
-/// The version of [`PhysicalState`].
+/// The version of what is written down of a function beside what its user gave it.
 pub const STATE_VERSION: u32 = 1;
 
 /// What there is of a function beside what its user gave it.

@@ -228,12 +228,14 @@ fn maintained(hosts: &mut MetalHosts) -> Result<()> {
             dmesg | {{ ! grep -e BUG: -e WARNING: -e Call.Trace; }}"
         ),
     )?;
-    // The adapter's link went down with the module: what was lent through it is taken away.
-    run(lender, "until_ok back")?;
+    // The adapter's link went down with the module: what was lent through it is taken away. It is given back when the
+    // lender ends.
+    let ended = "pkill -TERM -f 'files/rackbus --json metal lend'; until_ok back";
+    run(lender, &format!("until_ok grep -q 'the borrower lost it' lend8.log; {ended}"))?;
     borrower.load(&["rackbus silence_ms=5000"])?;
     let borrowed = borrow(lender, 9)?;
     run(borrower, &format!("{borrowed} rackbus metal return 1"))?;
-    run(lender, "pkill -TERM -f 'files/rackbus --json metal lend'; until_ok back")?;
+    run(lender, ended)?;
     Ok(())
 }
 
