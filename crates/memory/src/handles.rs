@@ -161,7 +161,7 @@ impl AsHandle for ResourceHandle {
 pub struct Handles(VecDeque<OwnedFd>);
 
 impl Handles {
-    /// None yet.
+    /// A message without handles; they are added by [`push`](Handles::push).
     pub fn new() -> Handles {
         Handles::default()
     }

@@ -113,7 +113,7 @@ pub trait Lendable: Debug + Send + Sync {
     fn describe(&self, known: DeviceReport) -> DeviceReport;
 
     /// The function as a value, and the `conversation` with its user, which rests. From now on nothing
-    /// happens here, until it is [taken back](Lendable::take_back); what a function of the machine does goes on in that. `None` when there is nothing to continue
+    /// happens here, until it is [taken back](Lendable::take_back); a function of the machine goes on meanwhile. `None` when there is nothing to continue
     /// with: it does not run, or its user's memory was taken away. Waits no longer than `limit`.
     ///
     /// # Errors

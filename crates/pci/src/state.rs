@@ -344,17 +344,17 @@ impl<'d> MappingSaver<'d> {
                 Some((number, *offset))
             }
         };
-        Ok(MappingState {
-            iova: mapping.iova,
-            length: mapping.length,
-            read: mapping.access.contains(Access::READ),
-            write: mapping.access.contains(Access::WRITE),
-            memory,
-        })
+        Ok(MappingState::new((mapping.iova, mapping.length), mapping.access, memory))
     }
 }
 
 impl MappingState {
+    /// A range, its first address and length, with the number of its memory's descriptor and where it begins there.
+    pub fn new((iova, length): (u64, u64), access: Access, memory: Option<(u32, u64)>) -> Self {
+        let (read, write) = (access.contains(Access::READ), access.contains(Access::WRITE));
+        MappingState { iova, length, read, write, memory }
+    }
+
     pub fn access(&self) -> Access {
         let mut access = Access::empty();
         access.set(Access::READ, self.read);

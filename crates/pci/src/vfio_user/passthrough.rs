@@ -157,13 +157,7 @@ impl FileNumbers {
             Some(memory) => Some((self.file(memory)?, memory.offset())),
             None => None,
         };
-        Ok(MappingState {
-            iova: mapping.iova,
-            length: mapping.length,
-            read: mapping.access.contains(Access::READ),
-            write: mapping.access.contains(Access::WRITE),
-            memory,
-        })
+        Ok(MappingState::new((mapping.iova, mapping.length), mapping.access, memory))
     }
 
     fn file(&mut self, memory: &MemoryHandle) -> Result<u32, SaveError> {
