@@ -395,7 +395,7 @@ unsafe fn copy_by<F: FnOnce()>(
 ) -> bool {
     let apart = (source as usize).abs_diff(destination as usize) >= length;
     let stream = if apart && is_large_here(length) { streaming() } else { None };
-    let Some(stream) = stream else {
+    let Some([page_by_page, pages_at_once]) = stream else {
         // SAFETY: as promised.
         unsafe { ptr::copy(source, destination, length) };
         return true;
@@ -410,7 +410,8 @@ unsafe fn copy_by<F: FnOnce()>(
             let (source, destination) = (source.add(at), destination.add(at));
             let (way, done) = choose(destination, count);
             match way {
-                CopyMethod::Stream => stream(source, destination, count),
+                CopyMethod::Stream => page_by_page(source, destination, count),
+                CopyMethod::StreamPages => pages_at_once(source, destination, count),
                 CopyMethod::Plain => ptr::copy_nonoverlapping(source, destination, count),
             }
             done();

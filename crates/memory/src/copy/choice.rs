@@ -1,4 +1,4 @@
-//! Whether a part of a large copy streams (pure).
+//! How a part of a large copy is copied (pure).
 //!
 //! A part whose destination is in no cache streams. One that was copied to so lately that a cache
 //! should hold it does not, since a receiver finds it there, and streaming would keep it out for
@@ -7,9 +7,13 @@
 //! one is taken; the other one is tried again now and then, for as long as it needs to show itself.
 //! So it is, apart, for parts that look as if a cache held them though nobody copied to them: some
 //! loads are a thin sample.
+//!
+//! In the same manner one of two ways to stream is taken: page after page, or several pages at once.
+//! Which is faster differs by a fifth from one kind of processor to the other, and not always for the
+//! same one.
 
-/// Parts of a kind between two trials of the other way: at first, and when the last one changed
-/// what is chosen; twice as many after each that did not, up to the most.
+/// Parts between two trials of the slower way: at first, and when the last one changed what is chosen; twice as many
+/// after each that did not, up to the most.
 const BETWEEN_TRIALS: [u32; 2] = [8, 256];
 /// Parts that a trial copies without streaming: those that a cache could hold, once to bring them
 /// there and once to profit.
@@ -20,8 +24,10 @@ const TRIAL: u32 = 8;
 pub(super) enum CopyMethod {
     /// By stores that leave it in the cache.
     Plain,
-    /// By stores that pass the cache by.
+    /// By stores that pass the cache by, page after page.
     Stream,
+    /// By the same stores, several pages at once.
+    StreamPages,
 }
 
 /// What was chosen for a part.
@@ -29,17 +35,19 @@ pub(super) enum CopyMethod {
 pub(super) struct Chosen {
     /// How it is copied.
     pub way: CopyMethod,
-    /// Which times it is compared by; `None` where it is in no cache.
-    kind: Option<Kind>,
+    /// Which times it is compared by.
+    kind: Kind,
 }
 
-/// Why a cache should hold a part.
+/// Where a part is thought to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It was copied to lately.
+    /// In a cache: it was copied to lately.
     Again,
-    /// Loads from it were fast.
+    /// In a cache: loads from it were fast.
     Warm,
+    /// In no cache.
+    Cold,
 }
 
 /// Time per mebibyte, smoothed; 0 until it was measured.
@@ -67,52 +75,62 @@ pub(super) struct Choice {
     parts: [(usize, u64); 16],
     next: usize,
     copied: u64,
-    by_kind: [Rates; 2],
+    /// For parts that a cache may hold, [`Kind::Again`] and [`Kind::Warm`]: without streaming, or with it.
+    caching: [Comparison; 2],
+    /// For parts of each kind that stream: page after page, or several at once.
+    streaming: [Comparison; 3],
 }
 
-/// How fast parts of one kind went, and when the other way is tried.
+/// How fast two ways were for parts of one kind, and when the slower one is tried again.
 #[derive(Debug, Clone, Copy)]
-struct Rates {
-    plain: Rate,
-    streamed: Rate,
+struct Comparison {
+    rates: [Rate; 2],
+    /// Parts that a trial of either way takes.
+    trials: [u32; 2],
     /// Parts since the last trial, and how many there are before the next.
     since_trial: u32,
     between: u32,
-    /// Streaming was chosen before the trial.
-    streamed_before: bool,
+    /// The way that was chosen before the trial.
+    before: usize,
 }
 
-impl Rates {
-    const fn new() -> Rates {
-        let (plain, streamed, between) = (Rate(0), Rate(0), BETWEEN_TRIALS[0]);
-        Rates { plain, streamed, since_trial: 0, between, streamed_before: false }
+impl Comparison {
+    /// Of two ways, the first of which is chosen until both are known; the other one is tried after `between` parts.
+    const fn new(trials: [u32; 2], between: u32) -> Comparison {
+        Comparison { rates: [Rate(0); 2], trials, since_trial: 0, between, before: 0 }
     }
 
-    /// How the next part goes.
-    fn next(&mut self) -> CopyMethod {
+    /// Which way the next part goes, 0 or 1.
+    fn next(&mut self) -> usize {
         self.since_trial += 1;
-        let known = self.plain.0 != 0 && self.streamed.0 != 0;
-        let streams = known && self.streamed.0 < self.plain.0;
-        let chosen = if streams { CopyMethod::Stream } else { CopyMethod::Plain };
+        let [first, second] = self.rates.map(|rate| rate.0);
+        let chosen = usize::from(first != 0 && second != 0 && second < first);
         if self.since_trial <= self.between {
-            self.streamed_before = streams;
+            self.before = chosen;
             return chosen;
         }
-        let before = self.streamed_before;
-        let trial = if before { TRIAL } else { 1 };
-        if self.since_trial > self.between + trial {
+        let tried = 1 - self.before;
+        if self.since_trial > self.between + self.trials[tried] {
             let [least, most] = BETWEEN_TRIALS;
-            self.between = if streams == before { most.min(2 * self.between) } else { least };
+            let changed = chosen != self.before;
+            self.between = if changed { least } else { most.min(2 * self.between) };
             self.since_trial = 0;
             return chosen;
         }
-        if before { CopyMethod::Plain } else { CopyMethod::Stream }
+        tried
     }
 }
 
 impl Choice {
     pub(super) const fn new() -> Choice {
-        Choice { parts: [(0, 0); 16], next: 0, copied: 0, by_kind: [const { Rates::new() }; 2] }
+        Choice {
+            parts: [(0, 0); 16],
+            next: 0,
+            copied: 0,
+            caching: [Comparison::new([TRIAL, 1], BETWEEN_TRIALS[0]); 2],
+            // Both ways stream, so a look at the other one costs little: it comes at once.
+            streaming: [Comparison::new([1, 1], 1); 3],
+        }
     }
 
     /// Notes a part; whether it was copied to before, with at most `cache` bytes since.
@@ -139,25 +157,34 @@ impl Choice {
     ) -> Chosen {
         let kind = match self.comes_again(start, length, cache) {
             true => Kind::Again,
-            false if is_cold() => return Chosen { way: CopyMethod::Stream, kind: None },
+            false if is_cold() => Kind::Cold,
             false => Kind::Warm,
         };
-        Chosen { way: self.by_kind[kind as usize].next(), kind: Some(kind) }
+        // Only what a cache may hold is compared.
+        let streams = self.caching.get_mut(kind as usize).is_none_or(|rates| rates.next() == 1);
+        let way = match streams {
+            false => CopyMethod::Plain,
+            true if self.streaming[kind as usize].next() == 0 => CopyMethod::Stream,
+            true => CopyMethod::StreamPages,
+        };
+        Chosen { way, kind }
     }
 
     /// The part took so many ticks.
-    pub(super) fn took(&mut self, chosen: Chosen, length: usize, ticks: u64) {
-        match (chosen.way, chosen.kind) {
-            (CopyMethod::Plain, Some(kind)) => {
-                self.by_kind[kind as usize].plain.measured(ticks, length)
-            }
-            (CopyMethod::Stream, Some(kind)) => {
-                self.by_kind[kind as usize].streamed.measured(ticks, length);
-            }
+    pub(super) fn took(&mut self, Chosen { way, kind }: Chosen, length: usize, ticks: u64) {
+        let [page, pages] = &mut self.streaming[kind as usize].rates;
+        match way {
+            CopyMethod::Plain => {}
+            CopyMethod::Stream => page.measured(ticks, length),
+            CopyMethod::StreamPages => pages.measured(ticks, length),
+        }
+        let streamed = usize::from(way != CopyMethod::Plain);
+        match self.caching.get_mut(kind as usize) {
+            Some(rates) => rates.rates[streamed].measured(ticks, length),
             // What streams past the cache takes as long wherever it should have been.
-            (_, None) => {
-                for rates in &mut self.by_kind {
-                    rates.streamed.measured(ticks, length);
+            None => {
+                for rates in &mut self.caching {
+                    rates.rates[streamed].measured(ticks, length);
                 }
             }
         }
@@ -184,9 +211,9 @@ mod tests {
             for part in 0..parts {
                 let cold = round == 0;
                 let chosen = choice.choose(part * PART, PART, 4 * PART, || cold);
-                let ticks = if chosen.way == CopyMethod::Stream { stream } else { plain };
-                choice.took(chosen, PART, ticks);
-                streamed += usize::from(2 * round >= rounds && chosen.way == CopyMethod::Stream);
+                let streams = chosen.way != CopyMethod::Plain;
+                choice.took(chosen, PART, if streams { stream } else { plain });
+                streamed += usize::from(2 * round >= rounds && streams);
             }
         }
         streamed
@@ -206,6 +233,36 @@ mod tests {
             // And when that changes, the other one.
             let share = streamed(&mut choice, parts, rounds, stream, plain) as f64 / count as f64;
             prop_assert!(if plain < stream { share > 0.95 } else { share < 0.01 }, "{share}");
+        }
+    }
+
+    proptest! {
+        /// Parts that no cache holds: the faster way to stream is found within a few, and followed when it changes.
+        #[test]
+        fn the_faster_way_to_stream_is_used(
+            page in 1_000u64..1_000_000, percent in 20u64..500, noise in prop::collection::vec(0u64..3, 64),
+        ) {
+            prop_assume!(!(95..105).contains(&percent));
+            let pages = page * percent / 100;
+            let mut choice = Choice::new();
+            let mut slower = |page: u64, pages: u64, count: usize| {
+                let slow = if page < pages { CopyMethod::StreamPages } else { CopyMethod::Stream };
+                let took = |way, nth: usize| {
+                    let ticks = if way == CopyMethod::Stream { page } else { pages };
+                    // Sometimes somebody else has the processor meanwhile.
+                    ticks + if noise[nth % noise.len()] == 0 { ticks / 50 } else { 0 }
+                };
+                let part = |nth: usize| {
+                    let chosen = choice.choose(nth * PART, PART, PART, || true);
+                    choice.took(chosen, PART, took(chosen.way, nth));
+                    usize::from(chosen.way == slow)
+                };
+                (0..count).map(part).sum::<usize>()
+            };
+            prop_assert!(slower(page, pages, 32) <= 8);
+            prop_assert!(slower(page, pages, 2000) <= 40);
+            let _ = slower(pages, page, 2000);
+            prop_assert!(slower(pages, page, 2000) <= 40);
         }
     }
 

@@ -15,8 +15,8 @@ proptest! {
     fn streaming_copies_exactly_the_range(from in 0usize..130, to in 0usize..130, short in 0usize..1000, pages in 0usize..9) {
         let length = short + pages * 4096;
         let source = pattern(from + length);
-        let ways: [StreamingCopy; 2] = [x86::stream_sse2, streaming().unwrap()];
-        for way in ways {
+        let ways: [StreamingCopy; 2] = [x86::stream_sse2::<1>, x86::stream_sse2::<{ x86::PAGES }>];
+        for way in ways.into_iter().chain(streaming().unwrap()) {
             let mut destination = vec![0xee; to + length + 64];
             // SAFETY: both vectors have the range.
             unsafe { way(source[from..].as_ptr(), destination[to..].as_mut_ptr(), length) };
@@ -87,14 +87,15 @@ fn small_copies_store_each_byte_once_in_order() {
 fn large_copies_are_whole_whatever_their_ends() {
     for (skip, length) in [(0, ROUND), (1, ROUND + 1), (63, 2 * ROUND + 12_345)] {
         let source = pattern(skip + length);
-        for way in 0..4_usize {
+        let ways = [CopyMethod::Plain, CopyMethod::Stream, CopyMethod::StreamPages];
+        for (odd, even) in ways.into_iter().flat_map(|odd| ways.map(|even| (odd, even))) {
             let mut destination = vec![0; length + 1];
             let (from, to) = (source[skip..].as_ptr(), destination.as_mut_ptr());
             let parts = std::cell::Cell::new(0);
-            // All by one way, or by both in turns.
+            // All by one way, or by two in turns.
             let choose = |_, _| {
-                let streams = way & 1 << (parts.replace(parts.get() + 1) % 2) != 0;
-                (if streams { CopyMethod::Stream } else { CopyMethod::Plain }, || {})
+                let is_odd = parts.replace(parts.get() + 1) % 2 == 0;
+                (if is_odd { odd } else { even }, || {})
             };
             // SAFETY: both vectors have the range.
             assert!(unsafe { copy_by(from, to, length, choose, || false) });
