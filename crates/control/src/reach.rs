@@ -73,6 +73,9 @@ pub enum ReachedPlace {
         /// Bytes from its beginning.
         offset: u64,
     },
+    /// Something that only a newer node knows of.
+    #[serde(other)]
+    Unknown,
 }
 
 /// What the function or host `of` reaches by loans of `fabric`.
@@ -114,5 +117,22 @@ fn place(fabric: &Fabric, place: Place) -> ReachedPlace {
             let device = fabric.topology().component(device).name.clone();
             ReachedPlace::Bar { device, bar, offset }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_of_a_newer_node_is_understood_as_far_as_it_is_known() {
+        let answer = r#"[
+            {"at": 4096, "length": 8, "read": true, "write": false, "to": "pooled", "pool": 3, "components": []},
+            {"at": 4, "length": 4, "read": false, "write": true, "to": "wired", "host": "beta", "vector": 1, "components": []}
+        ]"#;
+        let ranges: Vec<ReachedRange> = serde_json::from_str(answer).unwrap();
+        assert_eq!((ranges[0].at, &ranges[0].to), (4096, &ReachedPlace::Unknown));
+        let wired = ReachedPlace::Wired { host: "beta".to_owned(), vector: Some(1) };
+        assert_eq!(ranges[1].to, wired);
     }
 }

@@ -74,6 +74,9 @@ fn cells(range: &ReachedRange) -> Vec<crate::output::Cell> {
         }
         ReachedPlace::Wired { host, vector: None } => (format!("INTx pin wired by {host}"), 0),
         ReachedPlace::Bar { device, bar, offset } => (format!("BAR {bar} of {device}"), *offset),
+        ReachedPlace::Unknown => {
+            ("what this program does not know (an older version)".to_owned(), 0)
+        }
     };
     let access = match (range.read, range.write) {
         (true, true) => "read, write",
