@@ -408,7 +408,8 @@ fn metrics_count_what_is_done() {
     ] {
         assert!(node.lines().any(|found| found == line), "{line} is not in\n{node}");
     }
-    let polls = "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"alpha\"} ";
+    let polls =
+        "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\"} ";
     let polls = node.lines().find_map(|line| line.strip_prefix(polls)).unwrap();
     assert_ne!(polls, "0", "nobody served the drive");
     drop(drive);

@@ -104,7 +104,7 @@ fn a_level_is_changed_while_it_is_used_refused_with_what_fits_and_on_record() {
     one("beta was refused the level `crc32c 90000 Gbit/s` of alpha/accel0.vf1");
     one("what lease 1 of alpha/accel0.vf1 used: 48 operations (0 failed) took 3.1 MB in");
     let metrics = rack.good(&["metrics", "alpha"]);
-    let counter = "rackbus_function_shaping_total{function=\"alpha/accel0.vf1\",host=\"alpha\",what=\"violations\"}";
+    let counter = "rackbus_function_shaping_total{function=\"alpha/accel0.vf1\",host=\"alpha\",role=\"lender\",what=\"violations\"}";
     assert!(metrics.contains(counter), "{metrics}");
 }
 

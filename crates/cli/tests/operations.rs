@@ -45,9 +45,10 @@ fn what_a_driver_did_is_counted_with_its_times_and_failures() {
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[1..4], ["101", "1", "409600"], "{told}");
 
-        let host = if at == "front" { "beta" } else { "alpha" };
+        let (host, role) = if at == "front" { ("beta", "borrower") } else { ("alpha", "lender") };
         let page = rack.good(&["metrics", host]);
-        let labels = format!("function=\"{function}\",host=\"{host}\",operation=\"read\"");
+        let labels =
+            format!("function=\"{function}\",host=\"{host}\",role=\"{role}\",operation=\"read\"");
         for line in [
             format!("rackbus_function_operation_seconds_count{{{labels}}} 101"),
             format!("rackbus_function_operations_failed_total{{{labels}}} 1"),

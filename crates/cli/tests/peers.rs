@@ -110,7 +110,7 @@ fn bytes_take_the_route_that_path_shows_and_the_borrower_touches_none() {
         assert!(begun.elapsed() < PATIENCE, "no window is told of");
     }
     let metrics = rack.good(&["metrics", "alpha"]);
-    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\"} 1048576";
+    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\"} 1048576";
     assert!(metrics.contains(written), "{metrics}");
     for lease in &program.leases {
         rack.give_back(lease);
@@ -263,7 +263,7 @@ buffer = "1 MiB"
     to.read(500, &mut found).unwrap();
     assert!(found == data, "what was copied differs");
     let metrics = rack.good(&["metrics", "alpha"]);
-    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\"} 1048576";
+    let written = "rackbus_function_peer_written_bytes_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\"} 1048576";
     assert!(metrics.contains(written), "{metrics}");
     // Beyond its end, and when it is given back, there is nothing.
     let refused = |outcome: Result<(), DriveError>| matches!(outcome, Err(DriveError::Command { status, .. }) if status.code() == Status::DATA_TRANSFER_ERROR);

@@ -184,7 +184,7 @@ fn requests_that_a_function_refuses_are_counted_and_not_logged() {
     let begun = std::time::Instant::now();
     // Three of the causes the borrower's node knows by itself. Each request is counted once.
     let (by_lender, by_borrower) = (REQUESTS / 8 * 5, REQUESTS / 8 * 3);
-    let lender = "rackbus_function_requests_refused_total{function=\"alpha/nvme0\",host=\"alpha\"}";
+    let lender = "rackbus_function_requests_refused_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\"}";
     let borrower = "rackbus_borrowed_requests_refused_total{function=\"alpha/nvme0\"}";
     for (host, metric, count) in [("alpha", lender, by_lender), ("beta", borrower, by_borrower)] {
         while !rack.good(&["metrics", host]).contains(&format!("{metric} {count}\n")) {

@@ -73,11 +73,10 @@ impl MetricsPage {
         self.0.register(name, help, histogram.clone());
     }
 
-    /// Adds what nodes report of functions: each by the function's name and the host whose node runs
-    /// its front.
+    /// Adds what nodes report of functions.
     pub fn functions<'r>(
         &mut self,
-        reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
+        reports: impl Iterator<Item = (FunctionPart, &'r DeviceReport)> + Clone,
     ) {
         type Count = (&'static str, &'static str, fn(&DeviceReport) -> u64);
         let counts: [Count; 10] = [
@@ -157,7 +156,7 @@ impl MetricsPage {
     /// What functions have done, by kind of operation.
     fn operations<'r>(
         &mut self,
-        reports: impl Iterator<Item = ((String, String), &'r DeviceReport)> + Clone,
+        reports: impl Iterator<Item = (FunctionPart, &'r DeviceReport)> + Clone,
     ) {
         let each = reports.flat_map(|(name, report)| {
             report.operations.iter().map(move |(kind, counts)| {
@@ -208,8 +207,28 @@ impl EncodeMetric for Times {
     }
 }
 
-fn of_function((function, host): (String, String)) -> Labels {
-    vec![("function", function), ("host", host)]
+/// What a node runs of a function. A host that borrows its own function strictly runs both parts of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionPart {
+    function: String,
+    host: String,
+    role: &'static str,
+}
+
+impl FunctionPart {
+    /// What its lender runs of it: all of it, or its medium where its front runs at the borrower.
+    pub fn of_lender(function: String, host: String) -> FunctionPart {
+        FunctionPart { function, host, role: "lender" }
+    }
+
+    /// The front that its borrower, the host `host`, runs.
+    pub fn of_borrower(function: String, host: String) -> FunctionPart {
+        FunctionPart { function, host, role: "borrower" }
+    }
+}
+
+fn of_function(FunctionPart { function, host, role }: FunctionPart) -> Labels {
+    vec![("function", function), ("host", host), ("role", role.to_owned())]
 }
 
 /// Makes a page whenever one is asked for.
@@ -257,23 +276,31 @@ mod tests {
             ..DeviceReport::default()
         };
         let mut page = MetricsPage::default();
-        let name = ("alpha/nvme0".to_owned(), "beta".to_owned());
-        page.functions([(name, &report)].into_iter());
+        let of = |part: fn(String, String) -> FunctionPart, host: &str| {
+            part("alpha/nvme0".to_owned(), host.to_owned())
+        };
+        // The last two are of one host, which are not added up.
+        let lenders = of(FunctionPart::of_lender, "alpha");
+        let (own, beta) =
+            (of(FunctionPart::of_borrower, "alpha"), of(FunctionPart::of_borrower, "beta"));
+        page.functions([beta, lenders, own].into_iter().map(|part| (part, &report)));
         let text = page.text();
         for line in [
             "# HELP rackbus_engine_busy_polls Polls of a function's engine that found work.",
             "# TYPE rackbus_engine_busy_polls counter",
-            "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 7",
-            "rackbus_engine_idle_polls_total{function=\"alpha/nvme0\",host=\"beta\"} 9",
-            "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",cause=\"not mapped\"} 3",
-            "rackbus_function_operations_failed_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 1",
-            "rackbus_function_bytes_total{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 4096",
+            "rackbus_engine_busy_polls_total{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\"} 7",
+            "rackbus_engine_idle_polls_total{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\"} 9",
+            "rackbus_engine_idle_polls_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"borrower\"} 9",
+            "rackbus_engine_idle_polls_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\"} 9",
+            "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",cause=\"not mapped\"} 3",
+            "rackbus_function_operations_failed_total{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 1",
+            "rackbus_function_bytes_total{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 4096",
             "# TYPE rackbus_function_operation_seconds histogram",
-            "rackbus_function_operation_seconds_sum{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 1.5",
-            "rackbus_function_operation_seconds_count{function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 5",
-            "rackbus_function_operation_seconds_bucket{le=\"1.5e-7\",function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 4",
-            "rackbus_function_operation_seconds_bucket{le=\"+Inf\",function=\"alpha/nvme0\",host=\"beta\",operation=\"read\"} 5",
-            "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\"} 1.0",
+            "rackbus_function_operation_seconds_sum{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 1.5",
+            "rackbus_function_operation_seconds_count{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 5",
+            "rackbus_function_operation_seconds_bucket{le=\"1.5e-7\",function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 4",
+            "rackbus_function_operation_seconds_bucket{le=\"+Inf\",function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 5",
+            "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\"} 1.0",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

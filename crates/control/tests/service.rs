@@ -764,7 +764,7 @@ async fn what_is_counted_is_served_to_prometheus() {
         "rackbus_functions{state=\"lent\"} 1.0",
         "rackbus_node_up{host=\"alpha\"} 1.0",
         "rackbus_node_up{host=\"beta\"} 0.0",
-        "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"alpha\",cause=\"not mapped\"} 3",
+        "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"alpha\",role=\"lender\",cause=\"not mapped\"} 3",
         "rackbus_events_total{kind=\"fault\"} 1",
         "rackbus_requests_refused_total{} 0",
         "rackbus_log_lines_left_out_total{} 7",

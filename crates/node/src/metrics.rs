@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rackbus_control::api::{NodeReport, traffic};
-use rackbus_control::metrics::{Labels, MetricsPage, MetricsSource};
+use rackbus_control::metrics::{FunctionPart, Labels, MetricsPage, MetricsSource};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
 use rackbus_link::Purpose;
@@ -181,10 +181,13 @@ pub fn source(
         let mut page = MetricsPage::default();
         let reports = lender.report();
         let fronts = borrower.fronts();
-        let own = reports.iter().map(|(device, report)| (format!("{host}/{device}"), report));
-        let borrowed = fronts.iter().map(|(function, report)| (function.clone(), report));
-        let here = |(function, report)| ((function, host.clone()), report);
-        page.functions(own.chain(borrowed).map(here));
+        let own = reports.iter().map(|(device, report)| {
+            (FunctionPart::of_lender(format!("{host}/{device}"), host.clone()), report)
+        });
+        let borrowed = fronts.iter().map(|(function, report)| {
+            (FunctionPart::of_borrower(function.clone(), host.clone()), report)
+        });
+        page.functions(own.chain(borrowed));
         let refused = borrower.refused().into_iter();
         let refused = refused.map(|(function, count)| (vec![("function", function)], count));
         let help = "Requests of a borrowed function's user that this node refused by itself";

@@ -344,7 +344,7 @@ async fn faults_are_events_wherever_the_front_runs() {
         let text = node.metrics().await.unwrap();
         let counted = format!(
             "rackbus_function_dma_refused_total{{function=\"alpha/nvme0\",host=\"{host}\",\
-             cause=\"not mapped\"}} "
+             role=\"{placement}\",cause=\"not mapped\"}} "
         );
         let count = text.lines().find_map(|line| line.strip_prefix(&counted));
         assert!(count.is_some_and(|count| count != "0"), "{placement}: {text}");

@@ -6,7 +6,7 @@ use rackbus_lease::{LeaseState, ShareRecord};
 
 use super::{RackState, Service, WriterShared};
 use crate::api::{Device, DeviceState, EventKind, HostState, NodeReport};
-use crate::metrics::{Labels, MetricsPage};
+use crate::metrics::{FunctionPart, Labels, MetricsPage};
 
 impl Service {
     /// What the control plane counts, now.
@@ -94,12 +94,14 @@ impl WriterShared {
         page.gauge("turn", "Whether it is a borrower's turn", turn);
         let own = devices.iter().filter_map(|device| {
             let host = device.function.split('/').next().unwrap_or_default();
-            Some(((device.function.clone(), host.to_owned()), device.report.as_ref()?))
+            let part = FunctionPart::of_lender(device.function.clone(), host.to_owned());
+            Some((part, device.report.as_ref()?))
         });
         let reports = known.reports.iter().filter(|(host, _)| known.listens(host));
         let fronts = reports.flat_map(|(host, report)| {
-            let named = |function: &String| (function.clone(), host.clone());
-            report.fronts.iter().map(move |(function, report)| (named(function), report))
+            let part =
+                |function: &String| FunctionPart::of_borrower(function.clone(), host.clone());
+            report.fronts.iter().map(move |(function, report)| (part(function), report))
         });
         page.functions(own.chain(fronts));
     }
