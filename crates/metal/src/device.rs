@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rackbus_fabric::Loan;
+use rackbus_fabric::{FunctionInterrupt, Loan};
 use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::region;
@@ -125,8 +125,9 @@ pub(crate) struct PhysicalDevice {
     _vector: Event,
     /// The borrower's memory: what the IOMMU lets its DMA through to.
     _memory: Loan<Option<MemoryHandle>>,
-    /// Its BARs, which the borrower's processors reach through the window.
-    _bars: Vec<Loan>,
+    /// Its BARs, which the borrower's processors reach through the window, and its interrupts, which it stores through the
+    /// NTB's window 1 to the borrower's local APICs.
+    _loans: Vec<Loan>,
 }
 
 impl PhysicalDevice {
@@ -156,9 +157,12 @@ impl PhysicalDevice {
         device.read(region::CONFIG, 0, &mut config)?;
         let image = image::of(&config).ok_or_else(|| not_lendable(address, "it is a bridge"))?;
         let (bars, mut registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
-        let shared = bars.iter().map(|bar| lending.share_bar(bar.number, (0, bar.size)));
-        let shared = shared.collect::<Result<Vec<_>, _>>()?;
         let (table, nth) = table_of(&address.to_string(), &image, &bars)?;
+        let loans = bars.iter().map(|bar| lending.share_bar(bar.number, (0, bar.size)));
+        // What a message says is the borrower's to write, so each of its vectors may ring from the beginning.
+        let vectors = (0..table.entries).map(FunctionInterrupt::Vector);
+        let loans = loans.chain(vectors.map(|vector| lending.lend_interrupt(vector)));
+        let loans = loans.collect::<Result<Vec<_>, _>>()?;
         let registers = registers.swap_remove(nth);
         let (given_up, vector) = (event()?, event()?);
         device.wire(InterruptIndex::Msix, 0, &[Some(vector.as_fd())])?;
@@ -172,7 +176,7 @@ impl PhysicalDevice {
             given_up,
             _vector: vector,
             _memory: memory,
-            _bars: shared,
+            _loans: loans,
             device,
         };
         device.mask_all();

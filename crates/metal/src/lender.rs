@@ -122,7 +122,8 @@ impl LentWindow {
 
     /// Lends the function `name` that `device` models, for the lease of this epoch, as [`lend`](LentWindow::lend) lends one
     /// of the machine. Its registers are memory that the model looks at; its DMA goes through the lender's end of the
-    /// NTB, until `memory` revokes it. Dropping what is returned drops the device.
+    /// NTB, until `memory` revokes it. `lending` is what its session was made with. Dropping what is returned drops the
+    /// device.
     ///
     /// # Errors
     /// When its registers cannot be shared as memory, there is no room, or the borrower's memory cannot be lent to it.
@@ -130,10 +131,11 @@ impl LentWindow {
         &self,
         name: &str,
         (device, memory): (Box<dyn ServedDevice>, Revoker),
+        lending: &Lending,
         epoch: u64,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
-        let ready = ModelledDevice::prepare(name, (device, memory), &self.shared.ntb)?;
+        let ready = ModelledDevice::prepare(name, (device, memory), &self.shared.ntb, lending)?;
         self.lend_ready(ready, epoch, lost)
     }
 

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Access, Event, MappedRegisters, Region, Revoker, SharedMemory};
+use rackbus_fabric::Loan;
+use rackbus_memory::{Access, Event, Lending, MappedRegisters, Region, Revoker, SharedMemory};
 use rackbus_pci::endpoint::{FunctionRegion as DeviceRegion, IrqChange};
 use rackbus_pci::vfio_user::{RequestRefused, ServedDevice, SharedPart};
 use rackbus_spec::pcie::{Command, header, msix};
@@ -44,10 +45,13 @@ pub(crate) struct ModelledDevice {
     memory: Revoker,
     /// Offset of the message control register of MSI-X.
     msix_control: u64,
+    /// The BAR with the MSI-X table, which the borrower has as memory of the lender's. Its other BARs are lent by the
+    /// model's session.
+    _table: Loan,
 }
 
 impl ModelledDevice {
-    /// Makes a model ready to be lent through an NTB.
+    /// Makes a model ready to be lent through an NTB. `lending` is its session's.
     ///
     /// # Errors
     /// When its registers cannot be shared as memory, or the borrower's memory cannot be lent to it.
@@ -55,6 +59,7 @@ impl ModelledDevice {
         name: &str,
         (device, memory): (Box<dyn ServedDevice>, Revoker),
         ntb: &Ntb,
+        lending: &Lending,
     ) -> Result<ReadyDevice, MetalError> {
         let failed = |what| {
             let device = name.to_owned();
@@ -64,7 +69,8 @@ impl ModelledDevice {
         let config = config.map_err(failed("reading its configuration space"))?;
         let image = image::of(&config).ok_or_else(|| not_lendable(name, "it is a bridge"))?;
         let (bars, table) = bars_of(name, &*device, &config, &image)?;
-        let (place, _) = table_of(name, &image, &bars)?;
+        let (place, nth) = table_of(name, &image, &bars)?;
+        let table_loan = lending.share_bar(place.bar, (0, bars[nth].size))?;
         let plan = ntb.plan();
         let (start, length) = (plan.memory.start, plan.memory.end - plan.memory.start);
         let both = Access::READ | Access::WRITE;
@@ -98,6 +104,7 @@ impl ModelledDevice {
             device,
             memory,
             msix_control: image.writable.msix_control.into(),
+            _table: table_loan,
         };
         modelled.answer()?;
         Ok(ReadyDevice { device: Box::new(modelled), image, bars })

@@ -345,12 +345,12 @@ impl Lendable for Modelled {
         let Some(Running { device, .. }) = &*running else {
             return Err(io::Error::other("it does not run"));
         };
-        let session = device.session_of(lending, Some(stream.clone()));
+        let session = device.session_of(lending.clone(), Some(stream.clone()));
         let session = Box::new(session.map_err(io::Error::other)?);
         let memory = device.engine().revoker().clone();
         // The engine serves it; opening an NTB takes its time.
         drop(running);
-        self.windows.lend(&self.name, (session, memory), (borrower, epoch), stream)
+        self.windows.lend(&self.name, (session, memory), &lending, (borrower, epoch), stream)
     }
 
     fn revoke(&self) {

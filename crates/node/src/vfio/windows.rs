@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rackbus_memory::{Revoker, Stream};
+use rackbus_memory::{Lending, Revoker, Stream};
 use rackbus_metal::{LentWindow, MetalError, OnTakenAway, WindowLoan};
 use rackbus_pci::vfio_user::ServedDevice;
 use tracing::Span;
@@ -45,7 +45,8 @@ impl WindowLending {
     }
 
     /// Lends the function `name` that `device` models to the kernel of a host, for the lease of this epoch, with what takes
-    /// its memory away. When it is taken away before its time, the conversation is ended.
+    /// its memory away; `lending` is what its session was made with. When it is taken away before its time, the conversation
+    /// is ended.
     ///
     /// # Errors
     /// When no NTB leads there, it cannot be used, or the function cannot be lent through one.
@@ -53,10 +54,12 @@ impl WindowLending {
         &self,
         name: &str,
         device: (Box<dyn ServedDevice>, Revoker),
+        lending: &Lending,
         (borrower, epoch): (&str, u64),
         conversation: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
-        let lend = |window: &LentWindow, lost| window.lend_model(name, device, epoch, lost);
+        let lend =
+            |window: &LentWindow, lost| window.lend_model(name, device, lending, epoch, lost);
         self.lend_by(name, borrower, conversation, lend)
     }
 

@@ -259,6 +259,7 @@ fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
         until_ok test -b /dev/nvme0n1
         verify",
     )?;
+    run(lender, "rackbus reach alpha/d0 | tee reached; grep -q 'vector wired by beta' reached")?;
     // A node that ends in order takes back what it lends, and gives it to its driver.
     run(lender, "pkill -TERM -f 'files/rackbus node'; until_ok back")?;
     run(borrower, "until_ok gone")?;
