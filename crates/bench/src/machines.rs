@@ -2,11 +2,13 @@
 //! bytes.
 //!
 //! The lender's engine is a thread, and the driver with its front another one, joined by the link over the
-//! loopback. The bare exchanges are two such threads with nothing but a socket, or TLS of the same library on one.
+//! loopback. The bare exchanges are two such threads with nothing but a socket, or TLS of the same library on one. Beside
+//! them other systems that serve drives over a network.
 
 mod bare;
 mod network;
 mod scale;
+mod servers;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock, mpsc};
@@ -156,6 +158,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
             )?;
         }
     }
+    servers::against(&mut borrowed, settings, report)?;
     drop(borrowed);
     between_hosts(&authority, settings, report)?;
     for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {

@@ -1,5 +1,7 @@
 //! Other systems, through their own programs. One that is not installed is left out, with a note.
 
+use std::ffi::OsStr;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +14,16 @@ use crate::nvme::ClientLoad;
 pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// A port where nobody listens.
+///
+/// # Errors
+/// When there is none.
+pub fn free_port() -> Result<String, BenchError> {
+    let failed = "finding a free port";
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io(failed))?;
+    Ok(listener.local_addr().map_err(BenchError::io(failed))?.port().to_string())
 }
 
 /// What fio reports of a run.
@@ -69,19 +81,37 @@ pub fn fio(
 pub struct PeerServer(Child);
 
 impl PeerServer {
+    /// A command of `program` that is pinned to the server's processor.
+    pub fn command(program: &str, arguments: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = Command::new("taskset");
+        command.args(["-c", &SERVER_CPU.to_string(), program]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    }
+
     /// Starts `program`, pinned to the server's processor, and waits for `socket`.
     ///
     /// # Errors
     /// When it does not come up.
     pub fn start(program: &str, arguments: &[String], socket: &Path) -> Result<Self, BenchError> {
-        let mut command = Command::new("taskset");
-        command.args(["-c", &SERVER_CPU.to_string(), program]).args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
+        PeerServer::run(PeerServer::command(program, arguments), program, || socket.exists())
+    }
+
+    /// Starts `program` by this command, and waits until it is up.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn run(
+        mut command: Command,
+        program: &str,
+        is_up: impl Fn() -> bool,
+    ) -> Result<Self, BenchError> {
         let child = command.spawn().map_err(BenchError::io(format!("starting {program}")))?;
-        let server = PeerServer(child);
+        let mut server = PeerServer(child);
         let start = Instant::now();
-        while !socket.exists() {
-            if start.elapsed() > Duration::from_secs(5) {
+        while !is_up() {
+            let ended = server.0.try_wait().map_err(BenchError::io(program))?.is_some();
+            if ended || start.elapsed() > Duration::from_secs(5) {
                 return Err(BenchError::Peer(format!("{program} did not come up")));
             }
             std::thread::sleep(Duration::from_millis(5));

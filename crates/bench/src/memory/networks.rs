@@ -2,7 +2,6 @@
 //! each with one side on each of the two processors.
 
 use std::io::Read;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use super::pio::{batch, writes};
 use super::{Bench, size};
 use crate::BenchError;
 use crate::machine::{CLIENT_CPU, SERVER_CPU};
-use crate::peers::installed;
+use crate::peers::{free_port, installed};
 
 /// Bytes of a put.
 const PUTS: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
@@ -141,13 +140,6 @@ fn libfabric(bytes: usize, time: Duration, touched: bool) -> Result<f64, BenchEr
     // bytes, sent, acknowledged, total, time, MB/s, us for each, M for each second
     let figure = text.lines().last().and_then(|line| line.split_whitespace().nth(6)?.parse().ok());
     figure.ok_or_else(|| BenchError::Peer(format!("fi_pingpong gave no figures: {text}")))
-}
-
-/// A port where nobody listens.
-fn free_port() -> Result<String, BenchError> {
-    let failed = "finding a free port";
-    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(BenchError::io(failed))?;
-    Ok(listener.local_addr().map_err(BenchError::io(failed))?.port().to_string())
 }
 
 /// Both sides of a program that take the same arguments; the client's output.
