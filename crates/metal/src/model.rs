@@ -88,6 +88,7 @@ impl ModelledDevice {
             interrupts: ntb.interrupts().clone(),
             addresses: plan.interrupts.clone(),
             held: Mutex::new(vec![false; place.entries.into()]),
+            cut: AtomicBool::new(false),
             stop: event()?,
             stopped: AtomicBool::new(false),
         });
@@ -138,6 +139,7 @@ impl WindowDevice for ModelledDevice {
     }
 
     fn cut(&self) -> bool {
+        self.vectors.cut();
         self.memory.revoke();
         true
     }
@@ -272,6 +274,8 @@ struct Vectors {
     addresses: std::ops::Range<u64>,
     /// Which are pending. Whoever looks at the table, or stores a message, holds this.
     held: Mutex<Vec<bool>>,
+    /// Nothing is stored to the borrower any more. Changed while `held` is held.
+    cut: AtomicBool,
     stop: Event,
     stopped: AtomicBool,
 }
@@ -289,6 +293,12 @@ impl Vectors {
         self.show_pending(&held);
     }
 
+    /// Stores no messages from here on, whatever the borrower unmasks.
+    fn cut(&self) {
+        let _held = locked(&self.held);
+        self.cut.store(true, Ordering::Relaxed);
+    }
+
     /// Offset of a vector's entry in its BAR.
     fn entry(&self, vector: usize) -> usize {
         self.place.offset as usize + msix::ENTRY_SIZE as usize * vector
@@ -304,6 +314,9 @@ impl Vectors {
             // Nobody says when a vector is unmasked.
             Event::wait_any(&events, pending.then_some(UNMASKED.as_nanos() as u64));
             let mut held = locked(&self.held);
+            if self.cut.load(Ordering::Relaxed) {
+                return;
+            }
             for (vector, event) in self.events.iter().enumerate() {
                 if !event.drain() && !held[vector] {
                     continue;
@@ -371,6 +384,7 @@ mod tests {
             interrupts: Arc::new(MappedRegisters::map(apics.as_fd(), 4096).unwrap()),
             addresses: ADDRESSES,
             held: Mutex::new(vec![false; 2]),
+            cut: AtomicBool::new(false),
             stop: Event::new().unwrap(),
             stopped: AtomicBool::new(false),
         };
@@ -430,5 +444,21 @@ mod tests {
         vectors.stopped.store(true, Ordering::Relaxed);
         vectors.stop.ring();
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_vector_that_is_unmasked_after_the_cut_is_not_stored() {
+        let (vectors, apics) = vectors();
+        vectors.reset();
+        let serving = vectors.clone();
+        let thread = std::thread::spawn(move || serving.deliver());
+        vectors.events[0].ring();
+        let pending = || vectors.table.whole().load_u32(4096, Ordering::Acquire).unwrap();
+        until("a masked vector is pending", || pending() == 0b01);
+        vectors.cut();
+        set(&vectors, 0, [0x20, 1, 77, 0]);
+        // It looks every millisecond while one is pending.
+        thread.join().unwrap();
+        assert_eq!(apics.whole().load_u32(0x20, Ordering::Acquire), Some(0));
     }
 }
