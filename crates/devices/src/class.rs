@@ -220,6 +220,12 @@ pub trait DeviceConfig: Debug + Send + Sync {
         false
     }
 
+    /// Whether it can appear in another host's own PCI tree, where an NTB leads there: a function of the machine does, and
+    /// a model whose registers can be polled.
+    fn has_windows(&self) -> bool {
+        self.physical().is_some() || self.is_polled()
+    }
+
     /// Makes the model that continues where an earlier life of it was saved, which gave `medium`.
     /// Nothing of that life is under way with the medium any more.
     ///

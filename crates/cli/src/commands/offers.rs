@@ -34,8 +34,7 @@ pub fn inventory(
         let (kind, detail) = (device.kind.to_owned(), config.detail());
         let capabilities = class::capabilities(device.kind);
         let separable = if apart { config.is_carried() } else { config.is_separable() };
-        let has_windows = config.physical().is_some() || config.is_polled();
-        let windows = windows(rack, device, has_windows);
+        let windows = windows(rack, device, config.has_windows());
         Some(InventoryDevice { function, kind, capabilities, detail, separable, windows })
     });
     let topology = match apart {

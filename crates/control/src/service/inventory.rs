@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use rackbus_fabric::Topology;
 use rackbus_fabric::rack::DeviceCapability;
-use rackbus_lease::{CompositionRecord, FunctionId};
+use rackbus_lease::{CompositionRecord, FunctionId, Placement};
 
 use super::Sections;
 
@@ -44,4 +44,15 @@ pub struct InventoryDevice {
     /// The hosts to which NTBs of its lender lead, in whose own PCI trees it can appear; none where it is neither a function
     /// of the machine itself nor of a class whose registers can be polled.
     pub windows: BTreeSet<String>,
+}
+
+impl InventoryDevice {
+    /// Whether its front can run at `placement` for `borrower`.
+    pub(super) fn serves(&self, placement: Placement, borrower: &str) -> bool {
+        match placement {
+            Placement::Lender => true,
+            Placement::Borrower => self.separable,
+            Placement::Host => self.windows.contains(borrower),
+        }
+    }
 }

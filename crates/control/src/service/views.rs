@@ -128,36 +128,32 @@ impl WriterShared {
         placement: Placement,
         borrower: &str,
     ) -> Result<(), ApiError> {
-        let wanted = |device: &&InventoryDevice| functions.contains(&device.function);
-        let apart = |device: &&InventoryDevice| !device.windows.contains(borrower);
         let inventory = self.inventory();
-        let mut all = inventory.devices.iter().filter(wanted);
-        if let Some(device) = all.find(apart).filter(|_| placement == Placement::Host) {
-            return Err(problem(
+        let unfit = |device: &&InventoryDevice| {
+            functions.contains(&device.function) && !device.serves(placement, borrower)
+        };
+        let Some(device) = inventory.devices.iter().find(unfit) else { return Ok(()) };
+        let InventoryDevice { function, kind, .. } = device;
+        Err(match placement {
+            Placement::Host => problem(
                 "no_window",
                 format!(
-                    "{} cannot appear in {borrower}'s own PCI tree: that takes a function of the machine (kind = \
-                     \"vfio\") or a drive without a persistent memory region, and an NTB from {} to {borrower}",
-                    device.function, device.function.host
+                    "{function} cannot appear in {borrower}'s own PCI tree: that takes an NTB from {} to {borrower}, and \
+                     a function of kind {kind} that can be lent through one ({})",
+                    function.host, device.detail
                 ),
                 "name the NTBs in the rack file ([hosts.HOST.ntb.OTHER]), or ask for no placement",
-            ));
-        }
-        let whole =
-            |device: &&InventoryDevice| !device.separable && functions.contains(&device.function);
-        match inventory.devices.iter().find(whole) {
-            Some(device) if placement == Placement::Borrower => Err(problem(
+            ),
+            Placement::Borrower | Placement::Lender => problem(
                 "inseparable",
                 format!(
-                    "{} cannot be borrowed with strict isolation, or from another machine: a function of \
-                     kind {} runs whole at its lender",
-                    device.function, device.kind
+                    "{function} cannot be borrowed with strict isolation, or from another machine: a function of \
+                     kind {kind} runs whole at its lender"
                 ),
                 "borrow it on its lender's machine without strict isolation, if the lender may have memory of \
                  the borrower's",
-            )),
-            _ => Ok(()),
-        }
+            ),
+        })
     }
 
     /// Whether the borrower's node plugs functions into VMs, where one is to be plugged into `vm`. An older one ignores

@@ -131,8 +131,7 @@ fn the_front_of_each_class_runs_where_its_medium_is_available() {
         let config = devices[0].config.clone().unwrap();
         let places = (config.is_separable(), config.is_carried());
         assert_eq!(places, (at_borrower, on_another_machine), "{named}");
-        // As the control plane asks, see `InventoryDevice::windows`.
-        assert_eq!(config.physical().is_some() || config.is_polled(), in_host, "{named}");
+        assert_eq!(config.has_windows(), in_host, "{named}");
         if least.is_some() {
             let mut endpoint = Endpoint::new(config.model(&folders).unwrap());
             assert_eq!(endpoint.serve_medium(None).is_ok(), at_borrower, "{class}");

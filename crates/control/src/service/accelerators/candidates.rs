@@ -19,12 +19,7 @@ fn has_engines(device: &InventoryDevice) -> bool {
 
 /// Whether a function is an accelerator's, and may be lent to `borrower` so.
 fn is_candidate(device: &InventoryDevice, placement: Placement, borrower: &str) -> bool {
-    let placed = match placement {
-        Placement::Lender => true,
-        Placement::Borrower => device.separable,
-        Placement::Host => device.windows.contains(borrower),
-    };
-    has_engines(device) && placed
+    has_engines(device) && device.serves(placement, borrower)
 }
 
 /// A level that somebody was promised, where it can be read.
