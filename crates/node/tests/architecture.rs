@@ -93,3 +93,22 @@ fn each_class_has_a_row_for_each_placement_and_link() {
         }
     }
 }
+
+/// In a host's own tree some classes work and all others are refused; an RDMA lane is there for whatever has a front of its own.
+#[test]
+fn each_class_has_a_row_for_a_hosts_own_tree_and_for_the_rdma_lane() {
+    let rows = rows();
+    let has_row = |class: &str, is_it: fn(&Row) -> bool| {
+        let mut rows = rows.iter().filter(|row| is_it(row));
+        rows.any(|row| {
+            let mut named = row.class.split([',', ' ']);
+            row.class.starts_with("any") || named.any(|word| word == class)
+        })
+    };
+    for class in state_versions().map(|(class, _)| class).chain(["upstream", "vfio"]) {
+        assert!(has_row(class, |row| row.placement == "host"), "{class} in a host's own tree");
+    }
+    for (class, _) in state_versions() {
+        assert!(has_row(class, |row| row.link.contains("RDMA")), "{class} with an RDMA lane");
+    }
+}

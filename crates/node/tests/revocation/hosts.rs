@@ -32,6 +32,8 @@ pub struct Hosts {
     address: String,
     /// Fronts and mediums move data by lanes.
     have_lanes: bool,
+    /// Where fronts run.
+    placement: Placement,
     /// Number and epoch of the last lease.
     last: AtomicU64,
     _listeners: [Box<dyn Listener>; 2],
@@ -39,7 +41,7 @@ pub struct Hosts {
     _folder: TempDir,
 }
 
-/// A function that is lent, with its front at the borrower.
+/// A function that is lent.
 pub struct OpenLease {
     pub device: &'static str,
     pub epoch: u64,
@@ -88,8 +90,13 @@ fn borrower(host: &str, run_dir: &Path, link: Arc<dyn Link>, rack: &Rack) -> Bor
 
 impl Hosts {
     /// The hosts that the rack file describes, joined by this kind of link, and by lanes of libfabric's
-    /// `provider` beside it.
-    pub fn start(file: &str, kind: LinkKind, provider: Option<&str>) -> Hosts {
+    /// `provider` beside it. Fronts run at `placement`.
+    pub fn start(
+        file: &str,
+        kind: LinkKind,
+        provider: Option<&str>,
+        placement: Placement,
+    ) -> Hosts {
         let lanes = Lanes::new(provider.unwrap_or("off"));
         let folder = tempfile::tempdir().unwrap();
         let run_dir = folder.path();
@@ -115,6 +122,7 @@ impl Hosts {
             borrowers: borrowers.into(),
             address: link.address(LENDER),
             have_lanes: provider.is_some(),
+            placement,
             last: AtomicU64::new(0),
             _listeners: listeners,
             _network: network,
@@ -122,11 +130,11 @@ impl Hosts {
         }
     }
 
-    /// Lends a device to a host, which serves it with the front on its own side.
+    /// Lends a device to a host, which serves it.
     pub fn lend(&self, device: &'static str, host: &str) -> OpenLease {
         let epoch = 1 + self.last.fetch_add(1, Ordering::Relaxed);
         let (name, borrower) = (device.to_owned(), host.to_owned());
-        let placement = Placement::Borrower;
+        let placement = self.placement;
         self.lender.receive(Message::Arm {
             incarnation: 0,
             device: name.clone(),

@@ -1,6 +1,6 @@
-//! Operations that fronts at a borrower have in flight when their function is revoked, for each class that can be lent
-//! so and over each link: none of them takes effect at the lender after the revocation has returned, and each ends at
-//! the borrower (I4).
+//! Operations that are in flight when their function is revoked, for each class that has a model: with the front at its
+//! lender, and with it at a borrower over each link. None of them takes effect at the lender after the revocation has
+//! returned, and each ends at the borrower (I4).
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,6 +16,7 @@ use common::links::LinkKind;
 use hosts::{Hosts, OpenLease};
 use rackbus_devices::memory::BAR;
 use rackbus_driver::net::Net;
+use rackbus_lease::Placement;
 use rackbus_pci::vfio_user::Client;
 use rackbus_rma::{LIBRARY_ENV, Library};
 use rackbus_spec::vfio_user::region;
@@ -249,8 +250,8 @@ fn send(card: &mut Net, frame: &[u8]) {
     card.flush(0).unwrap();
 }
 
-fn all_classes(kind: LinkKind, provider: Option<&str>) {
-    let hosts = Hosts::start(RACK, kind, provider);
+fn all_classes(kind: LinkKind, provider: Option<&str>, placement: Placement) {
+    let hosts = Hosts::start(RACK, kind, provider, placement);
     for (class, revoke_in_flight) in CLASSES {
         let begun = Instant::now();
         (0..ROUNDS).for_each(|round| revoke_in_flight(&hosts, round));
@@ -259,20 +260,25 @@ fn all_classes(kind: LinkKind, provider: Option<&str>) {
 }
 
 #[test]
+fn operations_in_flight_end_before_a_revocation_returns_with_the_front_at_the_lender() {
+    all_classes(LinkKind::Shm, None, Placement::Lender);
+}
+
+#[test]
 fn operations_in_flight_end_before_a_revocation_returns_on_one_machine() {
-    all_classes(LinkKind::Shm, None);
+    all_classes(LinkKind::Shm, None, Placement::Borrower);
 }
 
 #[test]
 fn operations_in_flight_end_before_a_revocation_returns_between_machines() {
-    all_classes(LinkKind::Tcp, None);
+    all_classes(LinkKind::Tcp, None, Placement::Borrower);
 }
 
 /// Where there is libfabric, data move beside the link.
 #[test]
 fn operations_in_flight_end_before_a_revocation_returns_beside_a_lane() {
     match Library::load() {
-        Ok(_) => all_classes(LinkKind::Tcp, Some("tcp")),
+        Ok(_) => all_classes(LinkKind::Tcp, Some("tcp"), Placement::Borrower),
         Err(error) if std::env::var_os(LIBRARY_ENV).is_some() => panic!("{error}"),
         Err(error) => println!("left out: {error}"),
     }
