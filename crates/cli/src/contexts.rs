@@ -451,12 +451,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let contexts = ContextStore { folder: folder.path().join("rackbus") };
         contexts.put("lab", noted("lab"), &credentials()).unwrap();
-        contexts.put("torn", noted("torn"), &credentials()).unwrap();
-        fs::write(contexts.of("torn").join("context.json"), "{").unwrap();
+        contexts.put("short", noted("short"), &credentials()).unwrap();
+        fs::write(contexts.of("short").join("context.json"), "{").unwrap();
         fs::create_dir(contexts.of("begun")).unwrap();
-        assert_eq!(contexts.names(), ["lab", "torn"]);
-        assert!(contexts.get("torn").is_err());
-        contexts.remove("torn").unwrap();
+        assert_eq!(contexts.names(), ["lab", "short"]);
+        assert!(contexts.get("short").is_err());
+        contexts.remove("short").unwrap();
         contexts.remove("begun").unwrap();
         assert_eq!(contexts.names(), ["lab"]);
     }

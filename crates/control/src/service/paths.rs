@@ -16,7 +16,7 @@ enum End {
     Device(ComponentId),
 }
 
-/// What a way goes by between two machines.
+/// How two machines on a path are joined.
 enum BetweenMachines {
     /// The NTBs of the two map it.
     Bridge,

@@ -110,7 +110,7 @@ impl JoinArgs {
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
-        // A node of this host that runs goes by what is noted: nothing is changed where there is one.
+        // A node of this host that runs uses what is noted: nothing is changed where there is one.
         paths::make_private(&run_dir.join(host))?;
         let pid_file = process::pid_file(&run_dir, Some(host));
         drop(process::hold(&pid_file, process::runs_already(&format!("the node of {host}")))?);
