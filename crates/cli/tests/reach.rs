@@ -5,6 +5,7 @@ mod support;
 use rackbus_attach::{Location, SegmentOptions, Session};
 use rackbus_control::api::{Lease, LeaseStage};
 use rackbus_driver::{Drive, DriveOptions};
+use rackbus_pci::vfio_user::Client;
 use serde_json::{Value, json};
 use support::segments::answered;
 use support::{PATIENCE, Rack, open, socket};
@@ -93,6 +94,48 @@ fn a_drive_reaches_what_its_driver_maps_by_the_way_that_path_shows() {
     wait_for_nothing(&rack, "alpha/nvme0");
     let told = rack.bad(1, &["reach", "alpha/nvme7"]);
     assert!(told.contains("no alpha/nvme7") && told.contains("HOST/DEVICE"), "{told}");
+}
+
+/// The front of a strict borrower has the memory mapped that a memory function is, or a drive's persistent region: its owner's
+/// node has that on record, also after it was restarted in place.
+#[test]
+fn memory_that_a_front_elsewhere_has_is_within_reach_by_its_owners_record() {
+    let rack = Rack::up(
+        r#"
+name = "lab"
+[hosts.alpha.devices.ram0]
+kind = "memory"
+size = "1 MiB"
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "1 MiB"
+persistent = "1 MiB"
+[hosts.beta]
+"#,
+    );
+    for (function, bar) in [("alpha/ram0", 2), ("alpha/nvme0", 4)] {
+        let said = rack.json(&["borrow", function, "--for", "beta", "--isolation", "strict"]);
+        let lease: Lease = serde_json::from_value(said).unwrap();
+        let user = Client::connect(socket(&lease), PATIENCE).unwrap();
+        let owners = || {
+            let mut ranges = ranges(&rack, "beta");
+            ranges.retain(|range| range["node"] == "alpha");
+            let leads = |range: &Value| {
+                (range["device"].clone(), range["bar"].clone(), range["length"].clone())
+            };
+            ranges.iter().map(leads).collect::<Vec<_>>()
+        };
+        let expected = [(json!(function), json!(bar), json!(1 << 20))];
+        assert_eq!(owners(), expected, "while {function} is used");
+        rack.good(&["restart", "alpha"]);
+        assert_eq!(owners(), expected, "after a restart in place with {function} in use");
+        drop(user);
+        rack.give_back(&lease);
+        let begun = std::time::Instant::now();
+        while !owners().is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "{function} is within reach after its return");
+        }
+    }
 }
 
 #[test]

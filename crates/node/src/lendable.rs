@@ -186,8 +186,9 @@ pub trait Attached: ServedDevice {
     /// Why the medium cannot be obtained.
     fn serve_medium(&self, carried: Option<Carried>) -> Result<MediumOffer, String>;
 
-    /// Its user has the medium and nothing of the registers, from the beginning or again after a restart in place.
-    fn share_no_bars(&self) {}
+    /// Its user has the medium and nothing of the registers, from the beginning or again after a restart in place; of the
+    /// BARs those whose memory goes along with a medium that is not `carried` to another machine.
+    fn share_medium(&self, _carried: bool) {}
 }
 
 /// Makes a function's device model, anew after each failure of it.
@@ -472,7 +473,7 @@ impl Attached for EngineDevice {
         offered.map_err(|refused| refused.to_string())
     }
 
-    fn share_no_bars(&self) {
-        EngineDevice::share_no_bars(self);
+    fn share_medium(&self, carried: bool) {
+        EngineDevice::share_medium(self, carried);
     }
 }

@@ -346,6 +346,11 @@ impl Endpoint {
         self.function.serve_medium(carried)
     }
 
+    /// As [`Function::front_memory`].
+    pub fn front_memory(&self) -> &'static [u8] {
+        self.function.front_memory()
+    }
+
     /// As [`Function::carried_by`], before the function is restored.
     pub fn carried_by(&mut self, session: CarriedSession) {
         self.function.carried_by(session);

@@ -297,6 +297,11 @@ pub trait Function: Send {
         Err(MediumRefused::Inseparable)
     }
 
+    /// The BARs whose memory goes along with a medium that is not carried: a front elsewhere has that mapped, and its user.
+    fn front_memory(&self) -> &'static [u8] {
+        &[]
+    }
+
     /// Before the function is [restored](Function::restore): this carries the medium's operations, if a front on
     /// another machine has it.
     fn carried_by(&mut self, session: CarriedSession) {

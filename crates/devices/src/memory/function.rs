@@ -255,6 +255,10 @@ impl Function for MemoryFunction {
         Ok(MediumOffer { class: CLASS, description, handles })
     }
 
+    fn front_memory(&self) -> &'static [u8] {
+        &[BAR]
+    }
+
     fn carried_by(&mut self, session: CarriedSession) {
         self.inherited.session = Some(session);
     }

@@ -63,7 +63,7 @@ impl LentFunctions {
         tracing::info!(device, from, epoch, %placement, "function attached");
         match &session {
             Session::Attached(session) if placement == Placement::Borrower => {
-                session.share_no_bars();
+                session.share_medium(carrier.is_some());
                 let carried = carrier.zip(carried);
                 // Files are given on the same machine, and nothing is to be moved.
                 let lane = carried.as_ref().and_then(|_| self.lanes.target(&incoming));

@@ -68,6 +68,8 @@ pub struct ResumedSession {
     stream: Arc<dyn Stream>,
     conversation: RestingConversation,
     placement: Placement,
+    /// Its medium is carried to another machine.
+    carried: bool,
     /// Its lease, which what is logged is about.
     about: Span,
 }
@@ -277,14 +279,15 @@ impl LentFunctions {
         let (user, session) = user.inspect_err(|_| abandon(&saved))?;
         let stream = user.as_ref().map(|user| user.stream.clone());
         let resumed = lent.lendable.resume(saved, user)?;
-        let carried = session;
+        let carried = session.is_some();
+        let carried_session = session;
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
             lent.lock().session =
-                Some(InUse { stream: stream.clone(), session: carried, at: None });
+                Some(InUse { stream: stream.clone(), session: carried_session, at: None });
             let holder = self.fence.lock().admitted(&lent.name).cloned();
             let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             let (lent, about) = (lent.clone(), Span::current());
-            ResumedSession { lent, session, stream, conversation, placement, about }
+            ResumedSession { lent, session, stream, conversation, placement, carried, about }
         });
         Ok(session)
     }
@@ -339,7 +342,8 @@ impl ResumedSession {
     pub(crate) fn go_on(self, gate: &Gate) -> std::io::Result<()> {
         let passage = gate.enter();
         let hold = move || {
-            let ResumedSession { lent, session, stream, conversation, placement, about } = self;
+            let ResumedSession { lent, session, stream, conversation, placement, carried, about } =
+                self;
             let _about = about.entered();
             let passage = passage;
             let end = SessionEnd(&lent);
@@ -348,7 +352,7 @@ impl ResumedSession {
             match placement {
                 Placement::Lender => lent.hold(&*stream, &session, conversation, &passage),
                 Placement::Borrower | Placement::Host => {
-                    session.share_no_bars();
+                    session.share_medium(carried);
                     lent.hold_medium(&*stream, &passage);
                 }
             }

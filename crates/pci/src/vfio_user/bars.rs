@@ -16,7 +16,8 @@ const BARS: usize = 6;
 #[derive(Debug)]
 pub struct SharedBars {
     lending: Lending,
-    mappable: Mutex<Vec<Loan>>,
+    /// Each with its BAR.
+    mappable: Mutex<Vec<(u8, Loan)>>,
     /// By BAR: registers that the function looks at, of which the user has asked for the memory.
     registers: Mutex<BTreeMap<u8, Loan>>,
 }
@@ -32,15 +33,16 @@ impl SharedBars {
             let areas = region.mappable.iter().flat_map(|part| &part.areas);
             // Another program may say that nothing of a region can be mapped by a part of no length.
             for area in areas.filter(|(_, length)| *length > 0) {
-                mappable.push(lending.share_bar(bar, *area)?);
+                mappable.push((bar, lending.share_bar(bar, *area)?));
             }
         }
         Ok(SharedBars { lending, mappable: Mutex::new(mappable), registers: Mutex::default() })
     }
 
-    /// Ends what is shared of them: the user has the function's medium instead.
-    pub fn end(&self) {
-        self.mappable.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Ends what is shared of all BARs but these: the user has the function's medium instead, and memory of these with it.
+    pub fn keep(&self, bars: &[u8]) {
+        let mut mappable = self.mappable.lock().unwrap_or_else(PoisonError::into_inner);
+        mappable.retain(|(bar, _)| bars.contains(bar));
         self.registers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 

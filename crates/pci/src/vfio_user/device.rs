@@ -395,10 +395,16 @@ impl EngineDevice {
         Ok(session)
     }
 
-    /// Its user has the function's medium, with a front elsewhere, and nothing of its BARs.
-    pub fn share_no_bars(&self) {
+    /// Its user has the function's medium, with a front elsewhere, and of its BARs those whose memory goes along with the
+    /// medium: none where that is `carried` to another machine.
+    pub fn share_medium(&self, carried: bool) {
+        let along = match carried {
+            true => &[][..],
+            // An engine that has stopped gives nothing.
+            false => self.engine.call(|endpoint| endpoint.front_memory()).unwrap_or_default(),
+        };
         if let Some(bars) = &self.bars {
-            bars.end();
+            bars.keep(along);
         }
     }
 

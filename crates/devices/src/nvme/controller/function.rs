@@ -190,6 +190,10 @@ impl Function for Nvme {
         Ok(MediumOffer { class: CLASS, description, handles })
     }
 
+    fn front_memory(&self) -> &'static [u8] {
+        if self.region.is_some() { &[persistent::BAR] } else { &[] }
+    }
+
     fn carried_by(&mut self, session: CarriedSession) {
         self.left.session = Some(session);
     }
