@@ -75,7 +75,8 @@ impl Mappings {
         (own.collect(), windows.collect())
     }
 
-    /// Maps what the user lends, or a range that no memory is behind. To map the same again changes nothing.
+    /// Maps what the user lends, or a range that no memory is behind. To map the same again changes nothing; memory for a
+    /// range that had none takes its place.
     ///
     /// # Errors
     /// It overlaps something else that the user mapped, it is not lent, or the function cannot be given it.
@@ -90,15 +91,26 @@ impl Mappings {
         if same.is_some_and(|loan| is(loan, access, memory.as_ref())) {
             return Ok(());
         }
-        self.own.check(iova, length).map_err(MapError::from)?;
+        let empty = same.is_some_and(|loan| memory.is_some() && is(loan, access, None));
+        if !empty {
+            self.own.check(iova, length).map_err(MapError::from)?;
+        }
+        // What is refused closes no windows.
+        let counted = memory.as_ref().map(|memory| lending.count(memory, length));
+        let counted = counted.transpose().map_err(MapError::from)?;
         if memory.is_some() {
             for window in meeting(self.windows.iter().map(|it| it.target.0.range()), iova, length) {
                 self.close(function, window)?;
             }
         }
         let loan = lending.lend(iova, length, access, memory).map_err(MapError::from)?;
+        drop(counted);
         if let Some(memory) = loan.memory() {
             function.map((iova, length), access, memory, false)?;
+        }
+        if empty {
+            // It has no memory that would have to be released.
+            let _ = self.own.unmap(iova, length);
         }
         Ok(self.own.map(iova, length, access, loan).map_err(MapError::from)?)
     }
@@ -153,8 +165,8 @@ impl Mappings {
         place: BarPlace,
         memory: MemoryHandle,
     ) -> Result<(), RequestRefused> {
-        let same = self.windows.get(iova, length).map(|it| &it.target.0);
-        if same.is_some_and(|loan| is(loan, access, Some(&memory))) {
+        let same = self.windows.get(iova, length).map(|it| &it.target);
+        if same.is_some_and(|(loan, to)| *to == place && is(loan, access, Some(&memory))) {
             return Ok(());
         }
         self.windows.check(iova, length).map_err(MapError::from)?;
@@ -240,167 +252,4 @@ fn meeting(ranges: impl Iterator<Item = (u64, u64)>, iova: u64, length: u64) -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-    use std::collections::BTreeMap;
-
-    use rackbus_memory::SharedMemory;
-
-    use super::*;
-
-    /// What a function reaches: by first address the length, and whether it is a window.
-    #[derive(Default)]
-    struct Reached(RefCell<BTreeMap<u64, (u64, bool)>>);
-
-    impl MapsMemory for Reached {
-        fn map(
-            &self,
-            (iova, length): (u64, u64),
-            _access: Access,
-            _memory: &MemoryHandle,
-            window: bool,
-        ) -> Result<(), RequestRefused> {
-            let mut reached = self.0.borrow_mut();
-            let ranges = reached.iter().map(|(at, (length, _))| (*at, *length));
-            match meeting(ranges, iova, length).is_empty() {
-                true => drop(reached.insert(iova, (length, window))),
-                false => return Err(RequestRefused::new(Errno::EXIST, "it is mapped")),
-            }
-            Ok(())
-        }
-
-        fn unmap(&self, (iova, length): (u64, u64)) -> Result<(), RequestRefused> {
-            let taken = self.0.borrow_mut().remove(&iova);
-            assert_eq!(taken.map(|(length, _)| length), Some(length), "{iova:#x} is not mapped so");
-            Ok(())
-        }
-    }
-
-    struct Given {
-        lending: Lending,
-        function: Reached,
-        mappings: Mappings,
-    }
-
-    const PAGE: u64 = 4096;
-
-    impl Given {
-        fn new() -> Given {
-            let mappings = Mappings::default();
-            Given { lending: Lending::alone(), function: Reached::default(), mappings }
-        }
-
-        fn map(&mut self, page: u64, pages: u64, memory: bool) -> bool {
-            let memory = memory.then(|| handle(pages));
-            let by = (&self.lending, &self.function);
-            self.mappings.map(by, (page * PAGE, pages * PAGE), Access::all(), memory).is_ok()
-        }
-
-        fn window(&mut self, page: u64) -> bool {
-            let place = BarPlace { function: "host/function".to_owned(), bar: 2, offset: 0 };
-            let by = (&self.lending, &self.function);
-            let range = (page * PAGE, PAGE);
-            self.mappings.open_window(by, range, Access::all(), place, handle(1)).is_ok()
-        }
-
-        fn unmap(&mut self, page: u64, pages: u64) -> bool {
-            self.mappings.unmap(&self.function, (page * PAGE, pages * PAGE)).is_ok()
-        }
-
-        /// Pages that are reached, those of windows with a minus.
-        fn reached(&self) -> Vec<i64> {
-            let reached = self.function.0.borrow();
-            let page = |at: &u64| i64::try_from(at / PAGE).unwrap();
-            reached
-                .iter()
-                .map(|(at, (_, window))| page(at) * if *window { -1 } else { 1 })
-                .collect()
-        }
-    }
-
-    fn handle(pages: u64) -> MemoryHandle {
-        let memory = SharedMemory::create("mapped", pages * PAGE).unwrap();
-        memory.handle(0)
-    }
-
-    #[test]
-    fn what_has_no_memory_takes_no_place_of_what_has() {
-        let mut given = Given::new();
-        assert!(given.map(4, 2, true));
-        for (page, pages) in [(4, 2), (4, 1), (5, 1), (3, 2), (1, 9)] {
-            assert!(!given.map(page, pages, false), "{page}+{pages}");
-            assert!(!given.map(page, pages, true), "{page}+{pages}");
-        }
-        assert_eq!(given.reached(), [4]);
-        // What is acknowledged is so.
-        assert!(given.unmap(4, 2));
-        assert!(given.reached().is_empty());
-        assert!(!given.unmap(4, 2));
-    }
-
-    #[test]
-    fn memory_of_the_users_closes_a_window_and_a_range_without_is_beside_it() {
-        let mut given = Given::new();
-        assert!(given.window(7));
-        assert!(given.map(7, 1, false), "noted beside the window");
-        assert_eq!(given.reached(), [-7]);
-        assert!(given.unmap(7, 1), "and unmapped so");
-        assert_eq!(given.reached(), [-7]);
-        assert!(!given.unmap(7, 1), "a window is no mapping of the user's");
-        assert!(given.map(6, 3, true));
-        assert_eq!(given.reached(), [6]);
-        assert!(!given.window(7), "the user's own memory is there");
-        assert!(given.unmap(6, 3) && given.window(7));
-        assert!(given.map(2, 1, true));
-        given.mappings.unmap_all(&given.function).unwrap();
-        assert_eq!(given.reached(), [-7]);
-        given.mappings.clear(&given.function).unwrap();
-        assert!(given.reached().is_empty());
-    }
-
-    #[test]
-    fn what_was_given_is_lent_again_and_not_mapped_again() {
-        let mut before = Given::new();
-        assert!(before.map(4, 2, true) && before.map(6, 1, false) && before.window(9));
-        let (own, windows) = before.mappings.given();
-        let key = |it: &UserMapping| {
-            let place = |memory: &MemoryHandle| (memory.object(), memory.offset());
-            (it.iova, it.length, it.access, it.memory.as_ref().map(place))
-        };
-        let was: Vec<_> = own.iter().chain(windows.iter().map(|(it, _)| it)).map(key).collect();
-        let (lending, function) = (Lending::alone(), before.function);
-        let mut mappings = Mappings::default();
-        mappings.resume(&lending, own, windows).unwrap();
-        let (own, windows) = mappings.given();
-        let is: Vec<_> = own.iter().chain(windows.iter().map(|(it, _)| it)).map(key).collect();
-        assert_eq!(is, was);
-        let lent = |lending: &Lending| {
-            let reached = lending.fabric().with(|fabric| fabric.reached("host/function").unwrap());
-            reached.iter().map(|it| it.address / PAGE).collect::<Vec<_>>()
-        };
-        assert_eq!(lent(&lending), [4, 9]);
-        // Whatever the user does next, the function follows.
-        let mut after = Given { lending, function, mappings };
-        assert!(after.unmap(4, 2) && !after.unmap(4, 2));
-        assert_eq!(after.reached(), [-9]);
-        assert!(after.map(8, 2, true), "memory of the user's closes a window");
-        assert_eq!(after.reached(), [8]);
-        drop(after.mappings);
-        assert!(lent(&after.lending).is_empty());
-    }
-
-    #[test]
-    fn what_overlaps_is_not_gone_on_with() {
-        let mapping = |page: u64| {
-            let memory = Some(handle(1));
-            UserMapping { iova: page * PAGE, length: PAGE, access: Access::all(), memory }
-        };
-        let place = BarPlace { function: "host/function".to_owned(), bar: 2, offset: 0 };
-        let resume =
-            |own, windows| Mappings::default().resume(&Lending::alone(), own, windows).is_ok();
-        assert!(resume(vec![mapping(1), mapping(2)], Vec::new()));
-        assert!(!resume(vec![mapping(1), mapping(1)], Vec::new()));
-        let empty = UserMapping { memory: None, ..mapping(3) };
-        assert!(!resume(vec![mapping(1)], vec![(empty, place)]));
-    }
-}
+mod tests;
