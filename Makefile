@@ -74,7 +74,7 @@ demo-metal: setup kernel
 test: test-cargo test-kernel test-loom test-e2e
 
 # A rack of machines that is upgraded one at a time from the version before, which is built into the cache.
-PREVIOUS ?= 192d3d77c24a2db5b86cca92d303a89b59494f48
+PREVIOUS ?= 47ee113c7741bc0554d43064ef7691fe0bceb113
 test-upgrade:
 	RACKBUS_PREVIOUS=$$(scripts/previous $(PREVIOUS)) $(CARGO) test -p rackbus-cli --test upgrade
 
