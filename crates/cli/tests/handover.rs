@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveOptions};
-use rackbus_pci::vfio_user::Client;
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::{Client, serve_function};
 use rackbus_spec::vfio_user::region;
 use serde_json::Value;
 use support::load::Load;
@@ -330,6 +332,31 @@ fn functions_go_on_reaching_each_other() {
     }
     assert!(rack.give_back(&target).returned);
     assert!(drive.read_to(0, 4096, AT).is_err(), "a function that is returned is reached");
+}
+
+/// What its server has of the user's cannot be passed on. Without a user nothing is in the way, and the next one may come.
+#[test]
+fn a_node_is_not_restarted_while_another_programs_function_is_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = folder.path().join("other.sock");
+    let model = Nvme::new(&NvmeConfig::memory(1 << 20, "upstream")).unwrap();
+    let _served = serve_function(Box::new(model), &server, EngineOptions::default()).unwrap();
+    let rack = Rack::up(&format!(
+        "name = \"lab\"\n[hosts.alpha.devices.other0]\nkind = \"upstream\"\nsocket = {server:?}\n[hosts.beta]\n"
+    ));
+    let lease = rack.borrow("alpha/other0", "beta");
+    let mut drive = open(&lease);
+    drive.write(0, &[0x5a; 4096], false).unwrap();
+    let refused = rack.restart_refused("alpha");
+    assert!(refused.contains("other0"), "{refused}");
+    let mut found = [0; 4096];
+    drive.read(0, &mut found).unwrap();
+    assert_eq!(found, [0x5a; 4096], "it goes on");
+    drop(drive);
+    rack.give_back(&lease);
+    restart(&rack, "alpha");
+    let lease = rack.borrow("alpha/other0", "beta");
+    open(&lease).read(0, &mut found).unwrap();
 }
 
 #[test]
