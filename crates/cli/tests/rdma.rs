@@ -6,12 +6,14 @@ mod support;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_rma::{LIBRARY_ENV, Library};
+use rackbus_spec::accel::Operation;
 use serde_json::Value;
 use support::load::Load;
 use support::machines::{Machine, Machines};
 use support::relay::Relay;
-use support::{PATIENCE, open};
+use support::{PATIENCE, open, socket};
 
 const RACK: &str = r#"
 name = "lab"
@@ -124,6 +126,32 @@ fn data_move_beside_the_link(provider: &str) {
     drive.read(4096, &mut read).unwrap();
     assert!(read == ours, "acknowledged data is lost");
     rack.wait(|rack| lane(rack)["up"] == true);
+}
+
+/// A message of an accelerator's goes there and its result comes back by the lane.
+#[test]
+fn messages_of_an_accelerator_move_beside_the_link() {
+    if !is_here() {
+        return;
+    }
+    let accelerator = "[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 2\n";
+    let rack = Machines::start(&format!("{RACK}\n{accelerator}"));
+    let [_alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let lease = beta.borrow("alpha/accel0.vf1", "beta");
+    let mut accel = Accel::open(socket(&lease), PATIENCE, AccelOptions::default()).unwrap();
+    let lane = |rack: &Machines| rack.function("alpha/accel0.vf1")["front"]["link"]["lane"].clone();
+    rack.wait(|rack| lane(rack)["up"] == true);
+    let message = pattern(3)[..1 << 19].to_vec();
+    let key = accel.create_context(Operation::Aes256GcmSeal, &[7; 32]).unwrap();
+    let (seal, open) = ([(Operation::Aes256GcmSeal, key)], [(Operation::Aes256GcmOpen, key)]);
+    let [there, back] =
+        [&seal, &open].map(|stages| MessageWork { stages, ..MessageWork::default() });
+    let sealed = accel.run(&there, &message, 1 << 20).unwrap();
+    assert!(sealed != message);
+    assert!(accel.run(&back, &sealed, 1 << 20).unwrap() == message);
+    // Both messages, and both results.
+    rack.wait(|rack| lane(rack)["bytes"].as_u64() >= Some(2 << 20));
+    assert_eq!(lane(&rack)["fell_back"], 0);
 }
 
 /// Descriptors that a process has.
