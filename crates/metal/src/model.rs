@@ -458,6 +458,7 @@ mod tests {
         vectors.cut();
         set(&vectors, 0, [0x20, 1, 77, 0]);
         // It looks every millisecond while one is pending.
+        until("nobody delivers after the cut", || thread.is_finished());
         thread.join().unwrap();
         assert_eq!(apics.whole().load_u32(0x20, Ordering::Acquire), Some(0));
     }

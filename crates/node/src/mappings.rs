@@ -66,10 +66,6 @@ impl Mappings {
 
     /// What the user mapped, and the windows.
     pub fn given(&self) -> (Vec<UserMapping>, Vec<(UserMapping, BarPlace)>) {
-        let mapping = |loan: &Mapped| {
-            let (iova, length) = loan.range();
-            UserMapping { iova, length, access: loan.access(), memory: loan.memory().clone() }
-        };
         let own = self.own.iter().map(|it| mapping(&it.target));
         let windows = self.windows.iter().map(|it| (mapping(&it.target.0), it.target.1.clone()));
         (own.collect(), windows.collect())
@@ -95,24 +91,63 @@ impl Mappings {
         if !empty {
             self.own.check(iova, length).map_err(MapError::from)?;
         }
-        // What is refused closes no windows.
+        // What is refused closes no windows. What can be known is asked before; the function itself refuses later.
         let counted = memory.as_ref().map(|memory| lending.count(memory, length));
         let counted = counted.transpose().map_err(MapError::from)?;
-        if memory.is_some() {
-            for window in meeting(self.windows.iter().map(|it| it.target.0.range()), iova, length) {
-                self.close(function, window)?;
-            }
-        }
-        let loan = lending.lend(iova, length, access, memory).map_err(MapError::from)?;
+        let closed = match memory {
+            Some(_) => self.give_way((lending, function), (iova, length))?,
+            None => Vec::new(),
+        };
+        let lent = lending.lend(iova, length, access, memory).map_err(MapError::from);
         drop(counted);
-        if let Some(memory) = loan.memory() {
-            function.map((iova, length), access, memory, false)?;
-        }
+        let mapped = lent.map_err(RequestRefused::from).and_then(|loan| {
+            if let Some(memory) = loan.memory() {
+                function.map((iova, length), access, memory, false)?;
+            }
+            Ok(loan)
+        });
+        let loan = mapped.inspect_err(|_| self.open_again((lending, function), closed))?;
         if empty {
             // It has no memory that would have to be released.
             let _ = self.own.unmap(iova, length);
         }
         Ok(self.own.map(iova, length, access, loan).map_err(MapError::from)?)
+    }
+
+    /// Closes the windows that have an address of this range; what they were.
+    ///
+    /// # Errors
+    /// The function cannot be made to release one; all are open then.
+    fn give_way(
+        &mut self,
+        by: (&Lending, &impl MapsMemory),
+        (iova, length): (u64, u64),
+    ) -> Result<Vec<(UserMapping, BarPlace)>, RequestRefused> {
+        let mut closed = Vec::new();
+        for range in meeting(self.windows.iter().map(|it| it.target.0.range()), iova, length) {
+            let Some(window) = self.windows.get(range.0, range.1) else { continue };
+            let was = (mapping(&window.target.0), window.target.1.clone());
+            if let Err(error) = self.close(by.1, range) {
+                self.open_again(by, closed);
+                return Err(error);
+            }
+            closed.push(was);
+        }
+        Ok(closed)
+    }
+
+    /// Opens windows that were closed for what was refused then.
+    fn open_again(
+        &mut self,
+        by: (&Lending, &impl MapsMemory),
+        windows: Vec<(UserMapping, BarPlace)>,
+    ) {
+        for (UserMapping { iova, length, access, memory }, place) in windows {
+            let Some(memory) = memory else { continue };
+            if let Err(error) = self.open_window(by, (iova, length), access, place, memory) {
+                tracing::warn!(iova, %error, "a window to another function stays closed");
+            }
+        }
     }
 
     /// Takes what the user mapped inside of a range away.
@@ -216,6 +251,12 @@ impl Mappings {
         drop(self.own.unmap(range.0, range.1));
         Ok(())
     }
+}
+
+/// What was mapped, as it is asked for.
+fn mapping(loan: &Mapped) -> UserMapping {
+    let (iova, length) = loan.range();
+    UserMapping { iova, length, access: loan.access(), memory: loan.memory().clone() }
 }
 
 /// A function that was given everything by another process.

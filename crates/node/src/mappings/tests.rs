@@ -1,6 +1,6 @@
 //! What functions of the machine are given, as they see it, and that it is decided as for modelled ones.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -11,9 +11,10 @@ use rackbus_pci::endpoint::Endpoint;
 
 use super::*;
 
-/// What a function reaches: by first address the length, and whether it is a window.
+/// What a function reaches: by first address the length, and whether it is a window. And whether it refuses memory that is
+/// no window.
 #[derive(Default)]
-struct Reached(RefCell<BTreeMap<u64, (u64, bool)>>);
+struct Reached(RefCell<BTreeMap<u64, (u64, bool)>>, Cell<bool>);
 
 impl MapsMemory for Reached {
     fn map(
@@ -23,6 +24,9 @@ impl MapsMemory for Reached {
         _memory: &MemoryHandle,
         window: bool,
     ) -> Result<(), RequestRefused> {
+        if self.1.get() && !window {
+            return Err(RequestRefused::new(Errno::NOSPC, "it takes no more"));
+        }
         let mut reached = self.0.borrow_mut();
         let ranges = reached.iter().map(|(at, (length, _))| (*at, *length));
         match meeting(ranges, iova, length).is_empty() {
@@ -166,11 +170,28 @@ fn what_overlaps_is_not_gone_on_with() {
 /// What a function's user, or its node, asks for: ranges by first page and pages, memory by number.
 #[derive(Debug, Clone)]
 enum Step {
-    Map { range: (u64, u64), access: Access, memory: Option<usize> },
-    Unmap { range: (u64, u64) },
+    Map {
+        range: (u64, u64),
+        access: Access,
+        memory: Option<usize>,
+    },
+    /// As `Map`, which the function refuses: nothing changes.
+    Refuse {
+        range: (u64, u64),
+        memory: usize,
+    },
+    Unmap {
+        range: (u64, u64),
+    },
     UnmapAll,
-    Open { range: (u64, u64), access: Access, memory: usize },
-    Close { range: (u64, u64) },
+    Open {
+        range: (u64, u64),
+        access: Access,
+        memory: usize,
+    },
+    Close {
+        range: (u64, u64),
+    },
 }
 
 /// Pages of the address space that is used, and of each memory.
@@ -185,6 +206,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (range(), access(), prop::option::weighted(0.7, memory()))
             .prop_map(|(range, access, memory)| Step::Map { range, access, memory }),
+        1 => (range(), memory()).prop_map(|(range, memory)| Step::Refuse { range, memory }),
         2 => range().prop_map(|range| Step::Unmap { range }),
         1 => Just(Step::UnmapAll),
         3 => (range(), access(), memory())
@@ -237,6 +259,16 @@ proptest! {
                         mappings.map(by, (iova, length), access, handle()).is_ok(),
                         endpoint.map(iova, length, access, handle()).is_ok(),
                     )
+                }
+                Step::Refuse { range, memory } => {
+                    let (iova, length) = bytes(range);
+                    let handle = Some(memories[memory].handle(0));
+                    // The same again is not asked of it, and others have another kind of access.
+                    let access = Access::WRITE;
+                    function.1.set(true);
+                    let allowed = mappings.map(by, (iova, length), access, handle).is_ok();
+                    function.1.set(false);
+                    (allowed, false)
                 }
                 Step::Unmap { range } => {
                     let (iova, length) = bytes(range);

@@ -341,6 +341,8 @@ pub struct EngineDevice {
     _scrub: Option<Arc<ScrubOnDrop>>,
     /// What of the BARs the user of a session may map. Ends after the function was scrubbed.
     bars: Option<Arc<SharedBars>>,
+    /// As [`Function::front_memory`](crate::Function::front_memory).
+    front_memory: &'static [u8],
 }
 
 /// Scrubs a function when its user is gone.
@@ -360,12 +362,12 @@ impl EngineDevice {
     /// # Errors
     /// When the engine has stopped.
     pub fn new(engine: EngineHandle) -> Result<Self, RequestRefused> {
-        let (bars, msix, msi) = engine.call(|endpoint| {
+        let (bars, msix, msi, front_memory) = engine.call(|endpoint| {
             let info = endpoint.info();
-            (endpoint.bars(), info.msix_vectors, info.msi_vectors)
+            (endpoint.bars(), info.msix_vectors, info.msi_vectors, endpoint.front_memory())
         })?;
         let shape = Arc::new(DeviceShape::new(bars, msix, msi));
-        Ok(EngineDevice { engine, shape, _scrub: None, bars: None })
+        Ok(EngineDevice { engine, shape, _scrub: None, bars: None, front_memory })
     }
 
     /// The device for one user: when the last clone of it is dropped, the function is scrubbed.
@@ -398,13 +400,8 @@ impl EngineDevice {
     /// Its user has the function's medium, with a front elsewhere, and of its BARs those whose memory goes along with the
     /// medium: none where that is `carried` to another machine.
     pub fn share_medium(&self, carried: bool) {
-        let along = match carried {
-            true => &[][..],
-            // An engine that has stopped gives nothing.
-            false => self.engine.call(|endpoint| endpoint.front_memory()).unwrap_or_default(),
-        };
         if let Some(bars) = &self.bars {
-            bars.keep(along);
+            bars.keep(if carried { &[] } else { self.front_memory });
         }
     }
 
