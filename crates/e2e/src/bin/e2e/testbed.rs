@@ -112,6 +112,11 @@ fn modelled(testbed: &Testbed<'_>) -> Result<()> {
         until_ok there
         verify")?;
     said.lines().for_each(|line| println!("           beta: {line}"));
+    // Its registers and its MSI-X table, which beta's processors reach.
+    let reached = testbed.on("alpha", "rackbus reach beta")?;
+    for bar in ["BAR 0 of alpha/m0", "BAR 4 of alpha/m0"] {
+        ensure!(reached.contains(bar), "{bar} is not in\n{reached}");
+    }
     testbed.ask(&["kill", "alpha"])?;
     on("until_ok gone")?;
     testbed.ask(&["start", "alpha"])?;
