@@ -14,8 +14,8 @@ use rackbus_identity::rustls::{ClientConnection, StreamOwned};
 use rackbus_identity::{
     CertificateAuthority, CertificateRequest, Certified, Credentials, Person, Role, Subject, now,
 };
-use support::PATIENCE;
 use support::machines::Machines;
+use support::{PATIENCE, Rack};
 
 const RACK: &str = r#"
 name = "lab"
@@ -116,6 +116,23 @@ fn a_reader_does_not_borrow_and_a_borrower_for_beta_not_for_gamma() {
         let answer = ask(&mut tls, "POST /v1/leases", BORROW_FOR_GAMMA).unwrap();
         assert!(answer.contains("403"), "{answer}");
     }
+}
+
+#[test]
+fn metrics_are_served_without_tls_to_no_other_machine() {
+    let described = Rack::described(RACK);
+    for command in ["up", "control"] {
+        let open = [command, &described.file(), "--metrics", "0.0.0.0:0"];
+        let refused = described.bad(2, &open);
+        assert!(refused.contains("with a reader's certificate"), "{refused}");
+        assert!(!described.run_dir().exists(), "{command} has begun something");
+    }
+    // As it says: where machines are listened to, for who may read.
+    let rack = Machines::start(RACK);
+    let reader = Certified::new(person(Role::Reader), Duration::from_secs(60));
+    let mut tls = connect(&rack, &credentials(&authority(&rack), &reader));
+    let answer = ask(&mut tls, "GET /metrics", "").unwrap();
+    assert!(answer.contains("200"), "{answer}");
 }
 
 /// What it says it is; certificates that TLS does not take end the handshake.

@@ -20,6 +20,7 @@ use rackbus_lease::Config;
 use rackbus_link::presence::{holder, node_file};
 
 use crate::Common;
+use crate::commands::metrics::check_address;
 use crate::commands::{misread, offers, read_devices};
 use crate::output::{Failure, Output};
 use crate::paths::RunningRack;
@@ -62,7 +63,7 @@ pub struct Args {
     /// The file that stderr goes to, which is exchanged when it has grown.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Serve `/metrics` at this address too, for Prometheus.
+    /// Serve `/metrics` without TLS too, at this address of this machine alone, for Prometheus.
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
 }
@@ -94,6 +95,7 @@ impl Args {
     }
 
     async fn serve(&self, common: &Common) -> Result<(), Failure> {
+        check_address(self.metrics)?;
         process::detach();
         log::start(self.log.as_deref());
         let (run_dir, running, is_new) = self.place(common)?;

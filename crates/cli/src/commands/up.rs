@@ -13,6 +13,7 @@ use rackbus_devices::RackDevice;
 use rackbus_fabric::rack::Rack;
 
 use crate::Common;
+use crate::commands::metrics::check_address;
 use crate::commands::{read_devices, status};
 use crate::output::{Failure, Output};
 use crate::paths::{self, RunningRack};
@@ -43,13 +44,14 @@ pub struct Args {
     /// Hold the processors out of idle states: faster wake-ups, more power. Needs root.
     #[arg(long)]
     low_latency: bool,
-    /// Serve the rack's metrics at this address, for Prometheus.
+    /// Serve the rack's metrics at this address of this machine alone, for Prometheus.
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
 }
 
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
+        check_address(self.metrics)?;
         let (rack, devices) = read_devices(&self.file)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
