@@ -10,6 +10,7 @@ mod moving;
 mod people;
 mod processes;
 mod standing_still;
+mod tls;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

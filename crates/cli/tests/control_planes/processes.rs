@@ -42,14 +42,25 @@ pub struct Part {
     folder: PathBuf,
     program: PathBuf,
     args: Vec<String>,
+    log_level: Option<&'static str>,
     process: Option<Child>,
 }
 
 impl Part {
     fn start(root: &Path, name: &str, program: PathBuf, args: Vec<String>) -> Part {
-        let folder = root.join(name);
+        Part::logging(root, name, program, args, None)
+    }
+
+    fn logging(
+        root: &Path,
+        name: &str,
+        program: PathBuf,
+        args: Vec<String>,
+        log_level: Option<&'static str>,
+    ) -> Part {
+        let (folder, name) = (root.join(name), name.to_owned());
         std::fs::create_dir_all(&folder).unwrap();
-        let mut part = Part { name: name.to_owned(), folder, program, args, process: None };
+        let mut part = Part { name, folder, program, args, log_level, process: None };
         part.again();
         part
     }
@@ -68,6 +79,7 @@ impl Part {
         command.args(&self.args).stdin(Stdio::null()).current_dir(&self.folder);
         command.env("RACKBUS_RUN_DIR", self.folder.join("run"));
         command.env("RACKBUS_STATE_DIR", self.folder.join("state"));
+        command.envs(self.log_level.map(|level| ("RACKBUS_LOG", level)));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.process = Some(command.spawn().unwrap());
     }
@@ -94,6 +106,11 @@ impl Part {
     /// A client at its socket.
     pub fn client(&self) -> ControlClient {
         ControlClient::new(&self.folder.join("run/control.sock"))
+    }
+
+    /// Waits until it ends by itself; how.
+    pub fn ended(&mut self) -> std::process::ExitStatus {
+        self.process.take().unwrap().wait().unwrap()
     }
 
     /// Asks it to end, and waits until it has.
@@ -138,46 +155,90 @@ pub struct Cluster {
     pub root: tempfile::TempDir,
     /// Where the control planes are, with commas between them.
     pub join: String,
+    /// What control planes and nodes log that are started from now on, in place of what they log otherwise.
+    pub log_level: Option<&'static str>,
+}
+
+/// What etcd is told so that it speaks TLS alone, as in the book.
+fn etcd_with_tls(folder: &Path) -> Vec<String> {
+    let files = [
+        ("--cert-file", "etcd.pem"),
+        ("--key-file", "etcd.key"),
+        ("--trusted-ca-file", "ca.pem"),
+        ("--peer-cert-file", "etcd.pem"),
+        ("--peer-key-file", "etcd.key"),
+        ("--peer-trusted-ca-file", "ca.pem"),
+    ];
+    let files = files
+        .iter()
+        .flat_map(|(option, file)| [(*option).to_owned(), folder.join(file).display().to_string()]);
+    let authenticated = ["--client-cert-auth", "--peer-client-cert-auth"].map(str::to_owned);
+    files.chain(authenticated).collect()
 }
 
 impl Cluster {
     /// So many members of etcd and control planes of the rack that `text` describes; no nodes yet.
     pub fn start(program: &Path, members: usize, controls: usize, text: &str) -> Cluster {
+        let mut cluster = Cluster::store(program, members, text, None);
+        let store = cluster.store.clone();
+        for _ in 0..controls {
+            cluster.control(&["--etcd", &store]);
+        }
+        cluster
+    }
+
+    /// So many members of etcd for the rack that `text` describes; no control planes yet. With a folder of certificates
+    /// (`ca.pem`, `etcd.pem`, `etcd.key`), they speak TLS alone, and to those of the same authority.
+    pub fn store(program: &Path, members: usize, text: &str, secured: Option<&Path>) -> Cluster {
         let root = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         let ports: Vec<(u16, u16)> = (0..members).map(|_| (free_port(), free_port())).collect();
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        // The certificates have the machine's name; etcd listens at an address.
+        let (scheme, name) =
+            if secured.is_some() { ("https", "localhost") } else { ("http", "127.0.0.1") };
+        let at = |host: &str, port: u16| format!("{scheme}://{host}:{port}");
         let peers: Vec<String> =
-            ports.iter().enumerate().map(|(n, it)| format!("e{n}={}", url(it.1))).collect();
+            ports.iter().enumerate().map(|(n, it)| format!("e{n}={}", at(name, it.1))).collect();
         let peers = peers.join(",");
         let etcd = ports.iter().enumerate().map(|(n, (client, peer))| {
-            let (name, client, peer) = (format!("e{n}"), url(*client), url(*peer));
+            let own = format!("e{n}");
             let args = [
-                ("--name", name.as_str()),
-                ("--data-dir", "data"),
-                ("--listen-client-urls", &client),
-                ("--advertise-client-urls", &client),
-                ("--listen-peer-urls", &peer),
-                ("--initial-advertise-peer-urls", &peer),
-                ("--initial-cluster", &peers),
+                ("--name", own.clone()),
+                ("--data-dir", "data".to_owned()),
+                ("--listen-client-urls", at("127.0.0.1", *client)),
+                ("--advertise-client-urls", at(name, *client)),
+                ("--listen-peer-urls", at("127.0.0.1", *peer)),
+                ("--initial-advertise-peer-urls", at(name, *peer)),
+                ("--initial-cluster", peers.clone()),
             ];
-            let args = args.iter().flat_map(|(a, b)| [(*a).to_owned(), (*b).to_owned()]).collect();
-            Part::start(root.path(), &name, program.to_owned(), args)
+            let args = args.into_iter().flat_map(|(a, b)| [a.to_owned(), b]);
+            let args = args.chain(secured.into_iter().flat_map(etcd_with_tls)).collect();
+            Part::start(root.path(), &own, program.to_owned(), args)
         });
         let etcd: Vec<Part> = etcd.collect();
-        let file = root.path().join("rack.toml");
-        std::fs::write(&file, text).unwrap();
-        let file = file.to_str().unwrap().to_owned();
-        let store: Vec<String> = ports.iter().map(|it| url(it.0)).collect();
-        let store = store.join(",");
-        let listen: Vec<String> =
-            (0..controls).map(|_| format!("127.0.0.1:{}", free_port())).collect();
-        let controls = listen.iter().enumerate().map(|(n, listen)| {
-            let args = ["control", &file, "--listen", listen, "--store", "etcd", "--etcd", &store];
-            Part::rackbus(root.path(), &format!("c{n}"), &args)
-        });
-        let controls = controls.collect();
-        let join: Vec<String> = listen.iter().map(|it| format!("https://{it}")).collect();
-        Cluster { etcd, controls, nodes: Vec::new(), store, root, join: join.join(",") }
+        std::fs::write(root.path().join("rack.toml"), text).unwrap();
+        let store: Vec<String> = ports.iter().map(|it| at(name, it.0)).collect();
+        let (controls, nodes, join) = (Vec::new(), Vec::new(), String::new());
+        Cluster { etcd, controls, nodes, store: store.join(","), root, join, log_level: None }
+    }
+
+    /// Starts a control plane, which reaches etcd as these arguments say.
+    pub fn control(&mut self, store: &[&str]) {
+        let file = self.root.path().join("rack.toml");
+        let listen = format!("127.0.0.1:{}", free_port());
+        let own = ["control", file.to_str().unwrap(), "--listen", &listen, "--store", "etcd"];
+        let name = format!("c{}", self.controls.len());
+        self.controls.push(self.part(&name, &[&own, store].concat()));
+        if !self.join.is_empty() {
+            self.join.push(',');
+        }
+        self.join += &format!("https://{listen}");
+    }
+
+    /// `rackbus` with these words, running, with as much in its log as the others have.
+    pub fn part(&self, name: &str, args: &[&str]) -> Part {
+        let args = args.iter().map(|it| (*it).to_owned()).collect();
+        let program = env!("CARGO_BIN_EXE_rackbus").into();
+        Part::logging(self.root.path(), name, program, args, self.log_level)
     }
 
     /// Where nodes join, for a control plane that is started besides.
@@ -212,7 +273,7 @@ impl Cluster {
             "--listen",
             &listen,
         ];
-        self.nodes.push(Part::rackbus(self.root.path(), host, &args));
+        self.nodes.push(self.part(host, &args));
     }
 
     /// The state of one control plane, if it answers.

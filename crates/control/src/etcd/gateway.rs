@@ -14,8 +14,8 @@ use hyper::Request;
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rackbus_identity::rustls::ClientConfig;
 use rackbus_identity::rustls::pki_types::ServerName;
+use rackbus_identity::rustls::{CertificateError, ClientConfig, Error as TlsError};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -332,9 +332,26 @@ async fn connect(cluster: &Cluster, member: &EtcdEndpoint) -> std::io::Result<Op
         Some(tls) => {
             let name = ServerName::try_from(member.host.clone())
                 .map_err(|_| std::io::Error::other("it has a name that no certificate can have"))?;
-            begin(TokioIo::new(TlsConnector::from(tls.clone()).connect(name, socket).await?)).await
+            let connected = TlsConnector::from(tls.clone()).connect(name, socket).await;
+            begin(TokioIo::new(connected.map_err(not_trusted)?)).await
         }
     }
+}
+
+/// Says of a member whose certificate is refused what is wrong with it, in the words of who named it.
+fn not_trusted(error: std::io::Error) -> std::io::Error {
+    let cause = error.get_ref().and_then(|it| it.downcast_ref::<TlsError>());
+    let wrong = match cause {
+        // Of another authority, which may have the same name.
+        Some(TlsError::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        )) => "its certificate is not of the authority that --etcd-ca names",
+        Some(TlsError::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        )) => "its certificate does not name the host by which it is named here",
+        _ => return error,
+    };
+    std::io::Error::other(format!("{wrong} ({error})"))
 }
 
 async fn begin(

@@ -18,6 +18,7 @@ use rackbus_control::{ControlClient, Service, ServiceOptions, certificates};
 use rackbus_fabric::rack::Rack;
 use rackbus_identity::rustls::pki_types::pem::PemObject;
 use rackbus_identity::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rackbus_identity::rustls::version::TLS13;
 use rackbus_identity::rustls::{ClientConfig, RootCertStore};
 use rackbus_identity::{CertificateAuthority, Revocations, Subject, Tokens, now};
 use tokio::sync::watch;
@@ -94,7 +95,7 @@ impl EtcdArgs {
         let config = ClientConfig::builder_with_provider(Arc::new(
             rackbus_identity::rustls::crypto::ring::default_provider(),
         ))
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&[&TLS13])
         .map_err(|error| unusable(ca, &error))?
         .with_root_certificates(roots);
         let config = match (&self.cert, &self.key) {
