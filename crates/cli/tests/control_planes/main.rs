@@ -9,6 +9,7 @@ mod history;
 mod moving;
 mod people;
 mod processes;
+mod replaced;
 mod standing_still;
 mod tls;
 
