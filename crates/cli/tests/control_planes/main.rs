@@ -1,12 +1,13 @@
 //! Several control planes over real etcd, as real processes: clients borrow and return at random while leaders are
-//! killed, stopped and woken up, and members of etcd too. The history of each function must be one that a single
-//! control plane can have made, and at the lender there are never two.
+//! killed, stopped, woken up and cut off from etcd, and members of etcd are killed and stopped, too. The history of each
+//! function must be one that a single control plane can have made, and at the lender there are never two.
 
 #[path = "../support/mod.rs"]
 mod support;
 
 mod history;
 mod moving;
+mod partitions;
 mod people;
 mod processes;
 mod replaced;
@@ -227,13 +228,13 @@ async fn faults(
     changes
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_several_control_planes_do_one_could_have_done() {
-    let Some(program) = etcd() else { return };
-    let seconds = std::env::var("RACKBUS_HISTORY_SECONDS").ok().and_then(|it| it.parse().ok());
-    let time = seconds.map_or(SHORT, Duration::from_secs);
-    let seed = std::env::var("RACKBUS_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
-    let mut cluster = Cluster::start(&program, 3, 3, RACK);
+/// Has clients borrow and return at random while `disturb` does what it does, and looks whether a single control plane can
+/// have done what they saw. `disturb` says how long it took each time until another led.
+async fn check_while(
+    cluster: &mut Cluster,
+    seed: u64,
+    disturb: impl AsyncFnOnce(&mut Cluster, &Record, &mut Random) -> Vec<Duration>,
+) {
     cluster.leader(None).await;
     for host in ["alpha", "beta", "gamma"] {
         cluster.node(host).await;
@@ -260,7 +261,7 @@ async fn what_several_control_planes_do_one_could_have_done() {
             tokio::spawn(client(own, host, random.next(), record.clone()))
         })
         .collect();
-    let changes = faults(&mut cluster, &record, time, &mut random).await;
+    let changes = disturb(cluster, &record, &mut random).await;
     record.over.store(true, Ordering::Relaxed);
     for client in clients {
         client.await.unwrap();
@@ -274,11 +275,24 @@ async fn what_several_control_planes_do_one_could_have_done() {
         println!("{function}: {} operations, {borrows} borrows", own.len());
         assert!(borrows > LEAST_BORROWS, "nothing was tried");
         if let Err(error) = history::check(&own) {
-            panic!("{function}, seed {seed}: {error}\n{}", logs(&cluster));
+            panic!("{function}, seed {seed}: {error}\n{}", logs(cluster));
         }
     }
     println!("until another leads: {changes:?}; {done} reads meanwhile, the longest {longest:?}");
     assert!(changes.len() >= LEAST_CHANGES && done > 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_several_control_planes_do_one_could_have_done() {
+    let Some(program) = etcd() else { return };
+    let seconds = std::env::var("RACKBUS_HISTORY_SECONDS").ok().and_then(|it| it.parse().ok());
+    let time = seconds.map_or(SHORT, Duration::from_secs);
+    let seed = std::env::var("RACKBUS_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    let mut cluster = Cluster::start(&program, 3, 3, RACK);
+    let disturb = async |cluster: &mut Cluster, record: &Record, random: &mut Random| {
+        faults(cluster, record, time, random).await
+    };
+    check_while(&mut cluster, seed, disturb).await;
 }
 
 fn logs(cluster: &Cluster) -> String {

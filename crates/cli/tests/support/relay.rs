@@ -14,6 +14,8 @@ pub enum Passage {
     Silent,
     /// As [`Silent`](Passage::Silent), towards the machine that connects alone.
     SilentBack,
+    /// As [`Silent`](Passage::Silent), from the machine that connects alone.
+    SilentForth,
     /// New connections are closed at once.
     Closed,
 }
@@ -105,8 +107,13 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 fn pass(back: bool, mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>) {
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let passage = lock(shared).passage;
-        if passage == Passage::Silent || (back && passage == Passage::SilentBack) {
+        let is_silent = match lock(shared).passage {
+            Passage::Silent => true,
+            Passage::SilentBack => back,
+            Passage::SilentForth => !back,
+            Passage::Open | Passage::Closed => false,
+        };
+        if is_silent {
             // What comes is left in the sockets: it never arrives where the connection ends before.
             std::thread::sleep(LOOK);
             continue;
