@@ -5,10 +5,11 @@ mod support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rackbus_driver::DriveError;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
+use rackbus_identity::{Credentials, now};
 use rackbus_spec::accel::{Descriptor, Operation};
 use rustix::process::Signal;
 use support::machines::Machines;
@@ -207,6 +208,44 @@ fn a_token_is_good_once_for_its_host() {
     let foreign = other.token("beta");
     let said = join("beta", foreign.to_str().unwrap());
     assert!(said.contains("does not answer") && said.contains("certificate"), "{said}");
+}
+
+#[test]
+fn a_nodes_certificate_is_renewed_by_itself_and_it_stays_joined() {
+    let rack = Machines::start(RACK);
+    let _alpha = rack.joined("alpha");
+    let made = rack.control.json(&["token", "beta", "--life", "20s"]);
+    let token = rack.control.run_dir().join("beta.token");
+    std::fs::write(&token, made["token"].as_str().unwrap()).unwrap();
+    let mut beta = rack.machine("beta");
+    rack.node(&mut beta, "beta", Some(&token));
+    let certified = || Credentials::load(&beta.state_dir()).unwrap().unwrap().certified().clone();
+    let first = certified();
+    assert_eq!(first.life(), Duration::from_secs(20));
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let mut drive = open(&lease);
+    // The control plane ends what was connected by the first certificate when that is over; the renewed one is next.
+    let begun = Instant::now();
+    while !first.is_over(now()) || certified().until < first.until + 20 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}: {}", certified(), beta.log());
+        drive.read(0, &mut [0; 4096]).unwrap();
+    }
+    let next = certified();
+    assert_eq!((next.life(), &next.subject), (first.life(), &first.subject));
+    assert_ne!(next.serial, first.serial);
+    rack.wait(|rack| rack.state_of("beta") == "up");
+    // What was borrowed is, and more can be: the control plane and the lender know it by the new one.
+    drive.write(0, &[7; 4096], false).unwrap();
+    let shown = beta.json(&["leases"]);
+    assert_eq!((&shown[0]["lease"], &shown[0]["stage"]), (&lease.lease.into(), &"active".into()));
+    drop(drive);
+    beta.json(&["return", &lease.lease.to_string()]);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    open(&lease).read(0, &mut [0; 4096]).unwrap();
+    for wrong in ["4s", "31d"] {
+        let said = rack.control.bad(&["token", "beta", "--life", wrong]);
+        assert!(said.contains("choose 5 s to 30 days"), "{said}");
+    }
 }
 
 #[test]

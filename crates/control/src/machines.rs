@@ -24,7 +24,7 @@ use tokio_rustls::{TlsConnector, client};
 use utoipa::{OpenApi, ToSchema};
 
 pub use admission::Joining;
-pub(crate) use admission::RackAdmission;
+pub(crate) use admission::{RackAdmission, certificate_life};
 use listener::{TlsListener, current, watch};
 
 use crate::access::{self, ApiPeer};
@@ -47,6 +47,9 @@ pub struct TokenRequest {
     pub host: String,
     /// For how many seconds it is good.
     pub seconds: u64,
+    /// For how many seconds the host's certificates are good; thirty days unless named, and at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life_seconds: Option<u64>,
 }
 
 /// A token. Whoever has it first is the host.
@@ -110,16 +113,17 @@ pub(crate) struct Document;
 /// nobody in any more.
 #[utoipa::path(post, path = "/v1/tokens", request_body = TokenRequest,
     params(("Idempotency-Key" = Option<String>, Header, description = "1 to 128 visible ASCII characters, another for each request")),
-    responses((status = 200, body = NewToken), (status = 404, body = ApiError)))]
+    responses((status = 200, body = NewToken), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 async fn token(
     State(admission): Shared,
     headers: HeaderMap,
     Json(asked): Json<TokenRequest>,
 ) -> Result<Json<NewToken>, ApiError> {
     admission.check_host(&asked.host)?;
+    let life = certificate_life(asked.life_seconds, NODE_LIFE)?;
     let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
-    let token =
-        admission.make_token(Bearer::Host(asked.host.clone()), time, key(&headers)?).await?;
+    let bearer = Bearer::Host(asked.host.clone(), life);
+    let token = admission.make_token(bearer, time, key(&headers)?).await?;
     let text = format!("a token was made for host {}", asked.host);
     admission.note(Draft::of_host(EventKind::Access, Some(&asked.host), text)).await;
     Ok(Json(token))
@@ -140,7 +144,7 @@ async fn join(
         token.parse().map_err(|error| problem("bad_request", format!("{error}"), remedy))?;
     let joins = host.clone();
     let of_host = move |bearer: &Bearer| match bearer {
-        Bearer::Host(host) if *host == joins => Ok((Subject::Node(host.clone()), NODE_LIFE)),
+        Bearer::Host(host, life) if *host == joins => Ok((Subject::Node(host.clone()), *life)),
         other => Err(problem("forbidden", TokenRefused::Other(other.clone()).to_string(), remedy)),
     };
     let admitted = admission.admit(token, request, remedy, of_host).await;
@@ -164,7 +168,7 @@ async fn renew(
         ApiPeer::Node(host, Some(old)) => {
             // A host that the rack file has no more is not renewed.
             admission.check_host(&host)?;
-            (Subject::Node(host), NODE_LIFE, old)
+            (Subject::Node(host), old.life(), old)
         }
         ApiPeer::Person(person, old) => {
             person.role.host().map_or(Ok(()), |host| admission.check_host(host))?;

@@ -12,7 +12,7 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::Method;
-use rackbus_identity::{Bearer, LONGEST_LIFE, PERSON_LIFE, Person, Role, Subject, Token};
+use rackbus_identity::{Bearer, PERSON_LIFE, Person, Role, Subject, Token};
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
@@ -21,11 +21,8 @@ use crate::api::{ApiError, EventKind};
 use crate::client::{ControlClient, ControlClientError};
 use crate::events::Draft;
 use crate::http::key;
-use crate::machines::{Certificates, LONGEST_TOKEN, NewToken, RackAdmission};
+use crate::machines::{Certificates, LONGEST_TOKEN, NewToken, RackAdmission, certificate_life};
 use crate::service::{Service, problem};
-
-/// The shortest that a person's certificate is good, in seconds: clocks of machines differ.
-const SHORTEST_LIFE: u64 = 5;
 
 /// Asks for a token for a person.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -74,13 +71,7 @@ impl UserTokenRequest {
             let error = format!("no certificate can name {:?}", self.user);
             return Err(bad(error, "name users with lower-case letters, digits and `-`"));
         }
-        let life = self.life_seconds.map_or(PERSON_LIFE, Duration::from_secs);
-        if !(SHORTEST_LIFE..=LONGEST_LIFE.as_secs()).contains(&life.as_secs()) {
-            let error = format!("a person's certificate cannot be good for {} s", life.as_secs());
-            let days = LONGEST_LIFE.as_secs() / (24 * 3600);
-            return Err(bad(error, &format!("choose {SHORTEST_LIFE} s to {days} days")));
-        }
-        Ok((person, life))
+        Ok((person, certificate_life(self.life_seconds, PERSON_LIFE)?))
     }
 }
 
@@ -123,7 +114,7 @@ async fn login(
         asked.token.parse().map_err(|error| problem("bad_request", format!("{error}"), remedy))?;
     let of_person = |bearer: &Bearer| match bearer {
         Bearer::Person(person, life) => Ok((Subject::Person(person.clone()), *life)),
-        Bearer::Host(host) => {
+        Bearer::Host(host, _) => {
             let error = format!("the token is for host {host}");
             Err(problem("forbidden", error, "join with it: `rackbus node --join`"))
         }
@@ -194,6 +185,8 @@ impl ControlClient {
 
 #[cfg(test)]
 mod tests {
+    use rackbus_identity::LONGEST_LIFE;
+
     use super::*;
 
     fn asked(user: &str, role: &str, host: Option<&str>) -> UserTokenRequest {

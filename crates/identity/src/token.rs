@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use crate::certified::{Certified, PERSON_LIFE, now};
+use crate::certified::{Certified, NODE_LIFE, PERSON_LIFE, now};
 use crate::credentials::write_private;
 use crate::{Person, Subject, hex, of_hex, random};
 
@@ -85,8 +85,8 @@ pub enum TokenRefused {
 /// Who may use a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bearer {
-    /// The machine of this host, to join.
-    Host(String),
+    /// The machine of this host, to join; its certificates are good for so long.
+    Host(String, Duration),
     /// This person, to log in; their certificates are good for so long.
     Person(Person, Duration),
 }
@@ -94,7 +94,7 @@ pub enum Bearer {
 impl fmt::Display for Bearer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Bearer::Host(host) => write!(f, "host {host}"),
+            Bearer::Host(host, _) => write!(f, "host {host}"),
             Bearer::Person(person, _) => write!(f, "user {}", person.user),
         }
     }
@@ -108,7 +108,7 @@ struct Open {
     /// The person that may use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     person: Option<Subject>,
-    /// For how many seconds the person's certificates are good.
+    /// For how many seconds the certificates are good; versions before did not say it of hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     life: Option<u64>,
     /// Seconds since 1970 until which it is good.
@@ -137,21 +137,22 @@ fn digest_of(text: &str) -> String {
 impl Open {
     fn new(bearer: &Bearer, until: u64) -> Open {
         let (host, person, life) = match bearer {
-            Bearer::Host(host) => (host.clone(), None, None),
+            Bearer::Host(host, life) => (host.clone(), None, life),
             Bearer::Person(person, life) => {
-                (String::new(), Some(Subject::Person(person.clone())), Some(life.as_secs()))
+                (String::new(), Some(Subject::Person(person.clone())), life)
             }
         };
+        let life = Some(life.as_secs());
         Open { host, person, life, until, made_under: None, used_for: None, certified: None }
     }
 
     fn bearer(&self) -> Bearer {
+        let life = self.life.map(Duration::from_secs);
         match &self.person {
             Some(Subject::Person(person)) => {
-                let life = self.life.map_or(PERSON_LIFE, Duration::from_secs);
-                Bearer::Person(person.clone(), life)
+                Bearer::Person(person.clone(), life.unwrap_or(PERSON_LIFE))
             }
-            _ => Bearer::Host(self.host.clone()),
+            _ => Bearer::Host(self.host.clone(), life.unwrap_or(NODE_LIFE)),
         }
     }
 }
@@ -360,7 +361,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn host(name: &str) -> Bearer {
-        Bearer::Host(name.to_owned())
+        Bearer::Host(name.to_owned(), HOUR)
     }
 
     fn certified() -> Certified {
@@ -422,6 +423,19 @@ mod tests {
             tokens.take(&other, &host("alpha"), ("a", &certified())),
             Err(TokenRefused::Unknown)
         ));
+    }
+
+    #[test]
+    fn a_hosts_token_that_says_no_life_is_of_an_older_version_and_good_for_the_usual_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tokens = Tokens::open(folder.path(), [7; 32]).unwrap();
+        let token = tokens.make(&host("alpha"), HOUR, None).unwrap();
+        let mut all = tokens.all().unwrap();
+        all.values_mut().for_each(|open| open.life = None);
+        tokens.store(&all).unwrap();
+        let usual = Bearer::Host("alpha".to_owned(), NODE_LIFE);
+        assert_eq!(tokens.bearer(&token, "a").unwrap(), usual);
+        tokens.take(&token, &usual, ("a", &certified())).unwrap();
     }
 
     /// The answer to who joined was lost: the same request comes again, and no other is let in.

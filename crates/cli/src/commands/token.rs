@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
+use rackbus_control::machines::TokenRequest;
 use rackbus_control::people::UserTokenRequest;
 use rackbus_identity::Role;
 use serde_json::json;
@@ -17,6 +18,7 @@ use crate::output::{Failure, Output};
   (umask 077; rackbus token beta >beta.token)     on the control plane's machine; then, on beta's:
   rackbus node --host beta --join https://control:7420 --token-file beta.token
   rackbus token beta --for 10m
+  rackbus token beta --life 12h                   its certificates are good for 12 hours, and renewed after 8
 
   (umask 077; rackbus token --user ann --role operator >ann.token)
   rackbus token --user bob --role borrower --host beta --life 12h
@@ -36,9 +38,10 @@ pub struct Args {
     /// The host that a borrower borrows for.
     #[arg(long = "host", value_name = "HOST", requires = "user")]
     borrower_for: Option<String>,
-    /// For how long the person's certificates are good, 30 days at most. They are renewed when they are used.
-    #[arg(long, value_name = "TIME", requires = "user", default_value = "7d", value_parser = humantime::parse_duration)]
-    life: Duration,
+    /// For how long the certificates are good, 30 days at most: a week of a person unless named, 30 days of a host.
+    /// A host's are renewed by themselves, a person's when they are used.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    life: Option<Duration>,
     /// For how long the token is good, at most a week.
     #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = humantime::parse_duration)]
     time: Duration,
@@ -47,8 +50,12 @@ pub struct Args {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         let client = client(common).await?;
+        let (seconds, life_seconds) = (self.time.as_secs(), self.life.map(|life| life.as_secs()));
         let (whose, token) = match (&self.host, &self.user, &self.role) {
-            (Some(host), ..) => (json!({ "host": host }), client.token(host, self.time).await?),
+            (Some(host), ..) => {
+                let asked = TokenRequest { host: host.clone(), seconds, life_seconds };
+                (json!({ "host": host }), client.host_token(&asked).await?)
+            }
             (None, Some(user), Some(role)) => {
                 Role::named(role, self.borrower_for.as_deref())
                     .map_err(|error| Failure::usage(error.to_string(), "see --host"))?;
@@ -56,8 +63,8 @@ impl Args {
                     user: user.clone(),
                     role: role.clone(),
                     host: self.borrower_for.clone(),
-                    seconds: self.time.as_secs(),
-                    life_seconds: Some(self.life.as_secs()),
+                    seconds,
+                    life_seconds,
                 };
                 let whose = json!({ "user": user, "role": role, "host": self.borrower_for });
                 (whose, client.user_token(&asked).await?)

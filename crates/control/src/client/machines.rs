@@ -8,13 +8,21 @@ use super::{ControlClient, ControlClientError};
 use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 
 impl ControlClient {
-    /// Makes a token with which `host` joins once within `time`.
+    /// Makes a token with which `host` joins once within `time`; its certificates are good for as long as usual.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn token(&self, host: &str, time: Duration) -> Result<String, ControlClientError> {
-        let asked = TokenRequest { host: host.to_owned(), seconds: time.as_secs() };
-        let made: NewToken = self.change(Method::POST, "/v1/tokens", &asked).await?;
+        let (host, seconds) = (host.to_owned(), time.as_secs());
+        self.host_token(&TokenRequest { host, seconds, life_seconds: None }).await
+    }
+
+    /// Makes a token with which a host joins once.
+    ///
+    /// # Errors
+    /// [`ControlClientError`].
+    pub async fn host_token(&self, asked: &TokenRequest) -> Result<String, ControlClientError> {
+        let made: NewToken = self.change(Method::POST, "/v1/tokens", asked).await?;
         Ok(made.token)
     }
 

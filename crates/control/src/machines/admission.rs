@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::{
-    Bearer, CertificateAuthority, Certified, Revoked, Subject, Token, TokenRefused, Tokens,
+    Bearer, CertificateAuthority, Certified, LONGEST_LIFE, Revoked, Subject, Token, TokenRefused,
+    Tokens,
 };
 
 use super::{Certificates, NewToken};
@@ -12,6 +13,23 @@ use crate::api::ApiError;
 use crate::blocking::blocking;
 use crate::events::Draft;
 use crate::service::{Service, problem};
+
+/// The shortest that a certificate is good, in seconds: clocks of machines differ, and it is to be renewed in time.
+const SHORTEST_LIFE: u64 = 5;
+
+/// For how long certificates are good where `asked` (seconds) says so, or nobody does.
+///
+/// # Errors
+/// `bad_request`, where no certificate is good for so long or so short.
+pub(crate) fn certificate_life(asked: Option<u64>, usual: Duration) -> Result<Duration, ApiError> {
+    let life = asked.map_or(usual, Duration::from_secs);
+    if (SHORTEST_LIFE..=LONGEST_LIFE.as_secs()).contains(&life.as_secs()) {
+        return Ok(life);
+    }
+    let error = format!("a certificate cannot be good for {} s", life.as_secs());
+    let days = LONGEST_LIFE.as_secs() / (24 * 3600);
+    Err(problem("bad_request", error, &format!("choose {SHORTEST_LIFE} s to {days} days")))
+}
 
 /// What hosts join by.
 #[derive(Debug)]
@@ -150,7 +168,7 @@ impl RackAdmission {
     /// Forgets the tokens of who is revoked; how many there were.
     pub(crate) async fn forget_tokens(&self, what: Revoked) -> Result<usize, ApiError> {
         let of = move |bearer: &Bearer| match (bearer, &what) {
-            (Bearer::Host(host), Revoked::Host(revoked)) => host == revoked,
+            (Bearer::Host(host, _), Revoked::Host(revoked)) => host == revoked,
             (Bearer::Person(person, _), Revoked::User(revoked)) => person.user == *revoked,
             _ => false,
         };

@@ -37,8 +37,8 @@ use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
-/// Between two looks whether the certificate is to be renewed.
-const RENEWALS: Duration = Duration::from_secs(3600);
+/// Between two looks whether the certificate is to be renewed, at most and at least.
+const RENEWALS: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(1));
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
 /// The file of the state directory in which it is noted what is revoked.
@@ -377,8 +377,15 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
                 ),
             }
         }
-        tokio::time::sleep(RENEWALS).await;
+        tokio::time::sleep(until_next_look(current.certified().life())).await;
     }
+}
+
+/// How long to wait before it is looked again whether a certificate that is good for `life` is to be renewed: ten times in
+/// the third of it in which it may be, as the control plane may be out of reach.
+fn until_next_look(life: Duration) -> Duration {
+    let (most, least) = RENEWALS;
+    (life / 30).clamp(least, most)
 }
 
 async fn renewed(control: &Arc<Leaders>) -> Result<Credentials, Failure> {
