@@ -11,6 +11,7 @@ mod partitions;
 mod people;
 mod processes;
 mod replaced;
+mod secrets;
 mod standing_still;
 mod tls;
 

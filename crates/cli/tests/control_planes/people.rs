@@ -37,7 +37,7 @@ fn until(home: &Path, args: &[&str], says: Option<&str>) {
     }
 }
 
-async fn log_in(cluster: &Cluster, leader: usize, user: &str, url: &str) -> tempfile::TempDir {
+pub async fn log_in(cluster: &Cluster, leader: usize, user: &str, url: &str) -> tempfile::TempDir {
     let asked = UserTokenRequest {
         user: user.to_owned(),
         role: "operator".to_owned(),
