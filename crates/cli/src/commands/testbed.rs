@@ -7,6 +7,7 @@
 mod cable;
 mod metal;
 mod processes;
+mod rack;
 
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
@@ -17,13 +18,12 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
-use rackbus_fabric::rack::Rack;
 use rackbus_node::network::namespace_of;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::commands::{read_rack, status};
+use crate::commands::status;
 use crate::output::{Failure, Output};
 use crate::{paths, process};
 use metal::{MetalArgs, TestbedRequest};
@@ -38,6 +38,8 @@ const NODE: u16 = 7421;
 const CONTROL_MACHINE: &str = "control";
 /// The namespace of the bridge that joins the machines' network interfaces.
 const BRIDGE_MACHINE: &str = "bridge";
+/// What hosts are named of which nothing but their number is said; the first one has a drive.
+const NAMES: [&str; 8] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"];
 /// Where the files are unless somebody says otherwise.
 const DEFAULT_DIR: &str = "/run/rackbus-testbed";
 /// The folder's note of what there is.
@@ -54,6 +56,7 @@ exec \"$@\"";
 /// A rack of several machines on this one, to try it: network namespaces joined by a bridge. Needs root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
+  rackbus testbed up 3            alpha, which has a drive, beta and gamma
   rackbus testbed up examples/machines/rack.toml
   rackbus testbed on beta -- rackbus borrow alpha/nvme0 --for beta
   rackbus testbed cut alpha       its cable is pulled
@@ -72,10 +75,11 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Start a machine for the control plane and one for each host of a rack file.
+    /// Start a machine for the control plane and one for each host of a rack.
     Up {
-        /// The rack file that describes the hosts; each gets a machine.
-        #[arg(default_value = "rack.toml")]
+        /// The rack file that describes the hosts, each of which gets a machine; or how many hosts there are: alpha, which
+        /// has a drive, beta and so on.
+        #[arg(default_value = "rack.toml", value_name = "FILE|NUMBER")]
         file: PathBuf,
     },
     /// Boot virtual machines that stand for physical hosts, each with its end of an NTB in software, until this ends.
@@ -127,7 +131,6 @@ enum Action {
 #[derive(Debug, Serialize, Deserialize)]
 struct Testbed {
     rack: String,
-    file: PathBuf,
     machines: Vec<Machine>,
 }
 
@@ -418,8 +421,8 @@ fn done(output: &Output, machine: &str, what: &str) {
     });
 }
 
-async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
-    let rack: Rack = read_rack(file)?;
+async fn up(dir: &Path, asked: &Path, output: &Output) -> Result<(), Failure> {
+    let (rack, text) = rack::asked_for(asked)?;
     if dir.join(NOTE).exists() {
         return Err(taken(dir));
     }
@@ -446,7 +449,6 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
         return Err(Failure::new(error, remedy));
     }
     paths::make_private(dir)?;
-    let file = file.canonicalize().map_err(|cause| failed(cause.to_string()))?;
     let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
     let machines = (1..).zip(names).map(|(number, name): (u32, &str)| Machine {
         name: name.to_owned(),
@@ -454,11 +456,11 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
         address: format!("10.66.{}.{}", number / 250, number % 250),
         process: 0,
     });
-    let mut testbed = Testbed { rack: rack.name.clone(), file, machines: machines.collect() };
+    let mut testbed = Testbed { rack: rack.name.clone(), machines: machines.collect() };
     testbed.note(dir)?;
     let mut requests = process::EndRequests::listen();
     let outcome = tokio::select! {
-        outcome = begin(&mut testbed, dir, output) => outcome,
+        outcome = begin(&mut testbed, dir, &text, output) => outcome,
         () = requests.wait() => Err(failed("interrupted")),
     };
     if outcome.is_err() {
@@ -469,7 +471,12 @@ async fn up(dir: &Path, file: &Path, output: &Output) -> Result<(), Failure> {
     outcome
 }
 
-async fn begin(testbed: &mut Testbed, dir: &Path, output: &Output) -> Result<(), Failure> {
+async fn begin(
+    testbed: &mut Testbed,
+    dir: &Path,
+    text: &str,
+    output: &Output,
+) -> Result<(), Failure> {
     cable::lay(testbed)?;
     for number in 0..testbed.machines.len() {
         let process = testbed.begin(dir, &testbed.machines[number])?;
@@ -482,7 +489,7 @@ async fn begin(testbed: &mut Testbed, dir: &Path, output: &Output) -> Result<(),
     output.progress(&format!("{} machines, joined by a bridge", testbed.machines.len()));
     // The rack file is the control plane's own.
     let own = dir.join(CONTROL_MACHINE).join("rack.toml");
-    std::fs::copy(&testbed.file, own).map_err(|cause| failed(cause.to_string()))?;
+    std::fs::write(own, text).map_err(|cause| failed(cause.to_string()))?;
     let begun = Instant::now();
     testbed.start_control(dir).await?;
     let client = testbed.client(dir);

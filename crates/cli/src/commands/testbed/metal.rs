@@ -18,12 +18,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
-use super::{done, failed};
+use super::{NAMES, done, failed};
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::{paths, process, shell};
 
-/// What the hosts are named, the lender first.
-const NAMES: [&str; 8] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"];
 /// The folder's socket at which the other commands ask.
 const SOCKET: &str = "metal.sock";
 /// The longest request, in bytes: a command line.

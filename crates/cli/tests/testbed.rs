@@ -1,0 +1,69 @@
+//! `rackbus testbed up`: machines on this one that a network joins. Making them takes root:
+//! without it the tests say so and end.
+
+mod support;
+
+use std::process::{Command, Output};
+
+use support::not_tested;
+use support::programs::has;
+
+/// A testbed, which ends with this.
+struct Testbed {
+    dir: tempfile::TempDir,
+}
+
+impl Testbed {
+    /// With so many machines; `None` where none can be made.
+    fn up(number: &str) -> Option<Testbed> {
+        if !rustix::process::geteuid().is_root() {
+            not_tested("making network namespaces takes root");
+            return None;
+        }
+        if !["ip", "unshare", "nsenter"].into_iter().all(has) {
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
+        let testbed = Testbed { dir };
+        let output = testbed.run(&["up", number]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        Some(testbed)
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rackbus"));
+        command.args(["testbed", "--dir"]).arg(self.dir.path()).args(args).output().unwrap()
+    }
+
+    /// Runs a script on a machine, which must succeed; what it printed.
+    fn on(&self, machine: &str, script: &str) -> String {
+        let output = self.run(&["on", machine, "--", "sh", "-ec", script]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{machine}: {script}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        // There may be none, where it was not started.
+        let _ = self.run(&["down"]);
+    }
+}
+
+#[test]
+fn machines_by_number_are_a_rack() {
+    let Some(testbed) = Testbed::up("3") else { return };
+    let rackbus = env!("CARGO_BIN_EXE_rackbus");
+    let hosts = testbed.on("gamma", &format!("{rackbus} status --json"));
+    let hosts: serde_json::Value = serde_json::from_str(&hosts).unwrap();
+    let names: Vec<&str> =
+        hosts["hosts"].as_array().unwrap().iter().map(|it| it["host"].as_str().unwrap()).collect();
+    assert_eq!(names, ["alpha", "beta", "gamma"]);
+    testbed.on("beta", &format!("{rackbus} borrow alpha/nvme0 --for beta"));
+    testbed.on("beta", &format!("{rackbus} return alpha/nvme0"));
+    let wrong = testbed.run(&["up", "9"]);
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(wrong.status.code() == Some(2) && said.contains("name 2 to 8"), "{said}");
+}
