@@ -56,6 +56,12 @@ impl RunningRack {
         })
     }
 
+    /// Whether a node has noted it that joined from here: the rack's other hosts are other machines.
+    pub fn is_joined(&self) -> bool {
+        // The control plane and `up` note the text, since the file there is a person's to change.
+        self.text.is_none()
+    }
+
     /// The rack file as it was when the rack was started.
     pub fn text(&self) -> Result<String, Failure> {
         self.text.clone().map_or_else(|| read_text(&self.file), Ok)

@@ -249,6 +249,27 @@ fn a_nodes_certificate_is_renewed_by_itself_and_it_stays_joined() {
 }
 
 #[test]
+fn a_run_directory_is_one_nodes() {
+    let rack = Machines::start(RACK);
+    let alpha = rack.joined("alpha");
+    let noted = || std::fs::read_to_string(alpha.run_dir().join("rack.json")).unwrap();
+    let before = noted();
+    let other = tempfile::tempdir().unwrap();
+    let token = rack.token("beta");
+    let join = ["node", "--host", "beta", "--join", &rack.url, "--listen", "127.0.0.1:0"];
+    let own = ["--state-dir", other.path().to_str().unwrap()];
+    let token = ["--token-file", token.to_str().unwrap()];
+    let said = alpha.bad(&[&join[..], &own, &token].concat());
+    let place = alpha.run_dir().display().to_string();
+    let expected =
+        format!("the node of alpha runs in {place} already; name a run directory of its own");
+    assert!(said.contains(&expected) && said.contains("--run-dir"), "{said}");
+    // What beta would have noted there is not, and commands there are alpha's as before.
+    assert_eq!(noted(), before);
+    assert_eq!(alpha.json(&["whoami"])["host"], "alpha");
+}
+
+#[test]
 fn a_machine_acts_for_its_own_host_alone() {
     let rack = Machines::start(RACK);
     let [_alpha, beta, gamma] = ["alpha", "beta", "gamma"].map(|host| rack.joined(host));

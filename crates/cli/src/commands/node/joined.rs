@@ -110,10 +110,11 @@ impl JoinArgs {
         let (rack, _) = parse_rack(&file.display().to_string(), &text).map_err(misread)?;
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
-        // A node of this host that runs uses what is noted: nothing is changed where there is one.
+        // A node that runs there uses what is noted: nothing is changed where there is one, of whatever host.
         paths::make_private(&run_dir.join(host))?;
         let pid_file = process::pid_file(&run_dir, Some(host));
         drop(process::hold(&pid_file, process::runs_already(&format!("the node of {host}")))?);
+        check_alone(&run_dir)?;
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let text = None;
         let (rack_name, joined) = (rack.name.clone(), Vec::new());
@@ -239,7 +240,7 @@ impl JoinedHost {
             Some(taken) => Ok(taken.into()),
             None => listen(&socket),
         });
-        self.requests = Some(listener.map_err(|cause| not_written(&socket, &cause))?);
+        self.requests = Some(listener.map_err(|cause| not_listened(&socket, &cause))?);
         Ok(())
     }
 
@@ -259,7 +260,7 @@ impl JoinedHost {
     pub async fn serve(self) -> Result<(), Failure> {
         let socket = rackbus_node::control_socket(&self.run_dir);
         let listener = self.requests.map_or_else(|| listen(&socket), Ok);
-        let listener = listener.map_err(|cause| not_written(&socket, &cause))?;
+        let listener = listener.map_err(|cause| not_listened(&socket, &cause))?;
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
         let folder = self.state_dir.clone();
         let following = certificates::follow(
@@ -433,6 +434,24 @@ fn own_address(control: &[String], listen: SocketAddr) -> Result<SocketAddr, Fai
 
 fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
     Failure::new(error.to_string(), AGAIN)
+}
+
+/// What is done where a run directory is another process'.
+const OWN_RUN_DIR: &str = "name a run directory of its own with --run-dir";
+
+/// Refuses a run directory in which the control plane, or the node of another host, runs: commands there are for that one.
+fn check_alone(run_dir: &Path) -> Result<(), Failure> {
+    let Some(other) = process::living(run_dir).into_iter().next() else { return Ok(()) };
+    let what = other.host.map_or("the control plane".to_owned(), |it| format!("the node of {it}"));
+    Err(Failure::new(format!("{what} runs in {} already", run_dir.display()), OWN_RUN_DIR))
+}
+
+fn not_listened(socket: &Path, cause: &std::io::Error) -> Failure {
+    match cause.kind() {
+        // It says which socket.
+        std::io::ErrorKind::AddrInUse => Failure::new(cause.to_string(), OWN_RUN_DIR),
+        _ => not_written(socket, cause),
+    }
 }
 
 fn not_written(path: &Path, cause: &std::io::Error) -> Failure {

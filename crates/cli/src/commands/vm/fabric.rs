@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use rackbus_fabric::rack::Rack;
 use rackbus_node::segments::SOCKET;
 
 use crate::commands::named_host;
 use crate::output::Failure;
-use crate::paths::{make_private, running};
+use crate::paths::{RunningRack, make_private, running};
 use crate::process;
 
 /// How long the helper may take until QEMU can connect.
@@ -75,7 +76,8 @@ impl Drop for GuestHelper {
 /// Who the guest of the VM `vm` on `host` is in the rack: the host that was asked for, or the one of the VM's name.
 pub fn identity(run_dir: &Path, asked: &str, (host, vm): (&str, &str)) -> Result<String, Failure> {
     let name = if asked.is_empty() { vm } else { asked };
-    let rack = running(run_dir)?.rack()?;
+    let running = running(run_dir)?;
+    let rack = running.rack()?;
     let found = rack.host(name);
     if asked.is_empty() && found.is_some_and(|it| name == host || !it.devices.is_empty()) {
         let error = format!(
@@ -94,8 +96,54 @@ pub fn identity(run_dir: &Path, asked: &str, (host, vm): (&str, &str)) -> Result
     }
     named_host(&rack, name)?;
     if !run_dir.join(name).join(SOCKET).exists() {
-        let error = format!("the node of {name} does not run");
-        return Err(Failure::new(error, "restart the rack with the host in its file: rackbus up"));
+        return Err(no_node(run_dir, &running, &rack, name));
     }
     Ok(name.to_owned())
+}
+
+/// The guest cannot be the host `name`, since no node of it runs here.
+fn no_node(run_dir: &Path, running: &RunningRack, rack: &Rack, name: &str) -> Failure {
+    if !running.is_joined() {
+        let error = format!("the node of {name} does not run");
+        return Failure::new(error, "restart the rack with the host in its file: rackbus up");
+    }
+    let here = rack.hosts.iter().find(|host| run_dir.join(&host.name).join(SOCKET).exists());
+    let error = format!("the node of {name} does not run on this machine");
+    let remedy = match here {
+        Some(host) => format!("give --fabric={}: its node runs here", host.name),
+        None => "start the node of this machine's host: rackbus node --join".to_owned(),
+    };
+    Failure::new(error, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_a_machine_that_has_joined_the_guest_is_the_host_whose_node_runs_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run_dir, file) = (folder.path(), folder.path().join("rack.toml"));
+        let text = "name = \"lab\"\n[hosts.alpha]\n[hosts.beta]\n";
+        std::fs::write(&file, text).unwrap();
+        let mut running = RunningRack {
+            rack: "lab".to_owned(),
+            file,
+            state_dir: run_dir.to_owned(),
+            text: None,
+            joined: Vec::new(),
+        };
+        running.note(run_dir).unwrap();
+        let remedy = || identity(run_dir, "beta", ("alpha", "vm")).unwrap_err().remedy;
+        assert!(remedy().contains("rackbus node --join"), "{}", remedy());
+        let socket = run_dir.join("alpha").join(SOCKET);
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        std::fs::write(socket, "").unwrap();
+        assert_eq!(remedy(), "give --fabric=alpha: its node runs here");
+        assert_eq!(identity(run_dir, "alpha", ("alpha", "vm")).unwrap(), "alpha");
+        // Where the whole rack runs on one machine, its own command starts what is missing.
+        running.text = Some(text.to_owned());
+        running.note(run_dir).unwrap();
+        assert!(remedy().contains("rackbus up"), "{}", remedy());
+    }
 }
