@@ -2,8 +2,9 @@
 //!
 //! Those of `rackbus testbed metal` are virtual machines ([`metal`]). Those of `rackbus testbed up` are namespaces:
 //! a machine is a network namespace on one bridge, with a mount namespace in which it sees none of the others'
-//! files, and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
+//! files ([`apart`]), and an IPC namespace: what machines have of each other goes over the network. Cables can be pulled.
 
+mod apart;
 mod cable;
 mod metal;
 mod processes;
@@ -44,14 +45,6 @@ const NAMES: [&str; 8] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", 
 const DEFAULT_DIR: &str = "/run/rackbus-testbed";
 /// The folder's note of what there is.
 const NOTE: &str = "testbed.json";
-
-/// Hides the other machines' folders: the machine's own, $2 in $1, is all that is left there.
-const APART: &str = "set -e
-mount --bind \"$1/$2\" /mnt
-mount -t tmpfs -o mode=700 none \"$1\" && mkdir \"$1/$2\"
-mount --move /mnt \"$1/$2\"
-shift 2
-exec \"$@\"";
 
 /// A rack of several machines on this one, to try it: network namespaces joined by a bridge. Needs root.
 #[derive(Debug, clap::Args)]
@@ -237,8 +230,7 @@ impl Testbed {
         std::fs::create_dir_all(&folder).map_err(|cause| failed(cause.to_string()))?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(&machine.name)]);
-        command.args(["unshare", "--mount", "--ipc", "--propagation", "private"]);
-        command.args(["sh", "-c", APART, "sh"]).arg(dir).arg(&machine.name);
+        command.args(apart::command(dir, &machine.name)?);
         command.args(["sh", "-c", "echo ready && exec sleep infinity"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // By this `end` finds it where it was not noted any more.
