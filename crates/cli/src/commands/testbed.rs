@@ -11,7 +11,6 @@ mod processes;
 mod rack;
 
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 use rackbus_control::ControlClient;
 use rackbus_control::api::HostState;
 use rackbus_node::network::namespace_of;
-use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -139,23 +137,6 @@ struct Machine {
 fn namespace(rack: &str, machine: &str) -> String {
     // No name has the dot, so that no two testbeds have one of these.
     format!("rackbus-testbed-{rack}.{machine}")
-}
-
-/// The processes that are in a machine: in its network namespace, or in its IPC namespace and in another network, as
-/// those that `rackbus on` has started there.
-fn inside(rack: &str, machines: &[Machine]) -> impl Fn(i32) -> bool {
-    let number = |path: PathBuf| std::fs::metadata(path).ok().map(|file| file.ino());
-    let of = move |pid: i32, kind: &str| number(format!("/proc/{pid}/ns/{kind}").into());
-    let network = |it: &Machine| number(Path::new("/run/netns").join(namespace(rack, &it.name)));
-    let networks: Vec<u64> = machines.iter().filter_map(network).collect();
-    // The number of a process that held a machine may be another's by now.
-    let holds = |it: &&Machine| of(it.process, "net").is_some_and(|net| networks.contains(&net));
-    let ipc: Vec<u64> =
-        machines.iter().filter(holds).filter_map(|it| of(it.process, "ipc")).collect();
-    move |pid| {
-        of(pid, "net").is_some_and(|it| networks.contains(&it))
-            || of(pid, "ipc").is_some_and(|it| ipc.contains(&it))
-    }
 }
 
 fn failed(error: impl Into<String>) -> Failure {
@@ -304,36 +285,6 @@ impl Testbed {
         let run_dir = dir.join(CONTROL_MACHINE).join("run");
         ControlClient::new(&rackbus_node::control_socket(&run_dir))
     }
-
-    /// All processes of the machines, those that hold them last.
-    fn end(&self, dir: &Path) {
-        let marks: Vec<String> = self
-            .machines
-            .iter()
-            .map(|it| format!("{}={}", paths::RUN_DIR, dir.join(&it.name).join("run").display()))
-            .collect();
-        let (own, inside) = (std::process::id(), inside(&self.rack, &self.machines));
-        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
-            else {
-                continue;
-            };
-            let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-            let marked = environment.split(|byte| *byte == 0);
-            let marked = { marked }.any(|it| marks.iter().any(|mark| mark.as_bytes() == it));
-            let holds = self.machines.iter().any(|machine| machine.process == pid);
-            if let Some(pid) = Pid::from_raw(pid)
-                .filter(|_| marked && !holds && pid.unsigned_abs() != own && inside(pid))
-            {
-                process::end(pid);
-            }
-        }
-        for machine in &self.machines {
-            if let Some(pid) = Pid::from_raw(machine.process).filter(|_| inside(machine.process)) {
-                process::end(pid);
-            }
-        }
-    }
 }
 
 impl Args {
@@ -353,7 +304,7 @@ impl Args {
             Action::Metal(args) => args.run(&dir, output).await,
             Action::Down => {
                 let testbed = Testbed::load(&dir)?;
-                testbed.end(&dir);
+                processes::end_all(&testbed, &dir);
                 testbed.part();
                 std::fs::remove_file(dir.join(NOTE)).map_err(|cause| failed(cause.to_string()))?;
                 output.result(&json!({ "ended": true }), |o| o.line("the machines have ended"));
@@ -456,7 +407,7 @@ async fn up(dir: &Path, asked: &Path, output: &Output) -> Result<(), Failure> {
         () = requests.wait() => Err(failed("interrupted")),
     };
     if outcome.is_err() {
-        testbed.end(dir);
+        processes::end_all(&testbed, dir);
         testbed.part();
         let _ = std::fs::remove_file(dir.join(NOTE));
     }

@@ -1,13 +1,15 @@
-//! The processes of a testbed's machines: a node or the control plane is ended as a crash would, and started again.
+//! The processes of a testbed's machines: a node or the control plane is ended as a crash would, and started again; all of
+//! them are ended with the testbed.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::{CONTROL_MACHINE, PATIENCE, Testbed, done, failed, up_again};
+use super::{CONTROL_MACHINE, Machine, PATIENCE, Testbed, done, failed, namespace, up_again};
 use crate::output::{Failure, Output};
-use crate::process;
+use crate::{paths, process};
 
 /// Starts a host's node, or the control plane, and waits until it is there.
 pub async fn start(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
@@ -56,4 +58,50 @@ fn wait_holder(file: &Path, is: impl Fn(Option<Pid>) -> bool) -> Result<(), Fail
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// The processes that are in a machine: in its network namespace, or in its IPC namespace and in another network, as
+/// those that `rackbus on` has started there.
+fn inside(rack: &str, machines: &[Machine]) -> impl Fn(i32) -> bool {
+    let number = |path: PathBuf| std::fs::metadata(path).ok().map(|file| file.ino());
+    let of = move |pid: i32, kind: &str| number(format!("/proc/{pid}/ns/{kind}").into());
+    let network = |it: &Machine| number(Path::new("/run/netns").join(namespace(rack, &it.name)));
+    let networks: Vec<u64> = machines.iter().filter_map(network).collect();
+    // The number of a process that held a machine may be another's by now.
+    let holds = |it: &&Machine| of(it.process, "net").is_some_and(|net| networks.contains(&net));
+    let ipc: Vec<u64> =
+        machines.iter().filter(holds).filter_map(|it| of(it.process, "ipc")).collect();
+    move |pid| {
+        of(pid, "net").is_some_and(|it| networks.contains(&it))
+            || of(pid, "ipc").is_some_and(|it| ipc.contains(&it))
+    }
+}
+
+/// Ends all processes of the machines, those that hold them last.
+pub fn end_all(testbed: &Testbed, dir: &Path) {
+    let marks: Vec<String> = testbed
+        .machines
+        .iter()
+        .map(|it| format!("{}={}", paths::RUN_DIR, dir.join(&it.name).join("run").display()))
+        .collect();
+    let (own, inside) = (std::process::id(), inside(&testbed.rack, &testbed.machines));
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let marked = environment.split(|byte| *byte == 0);
+        let marked = { marked }.any(|it| marks.iter().any(|mark| mark.as_bytes() == it));
+        let holds = testbed.machines.iter().any(|machine| machine.process == pid);
+        if let Some(pid) = Pid::from_raw(pid)
+            .filter(|_| marked && !holds && pid.unsigned_abs() != own && inside(pid))
+        {
+            process::end(pid);
+        }
+    }
+    for machine in &testbed.machines {
+        if let Some(pid) = Pid::from_raw(machine.process).filter(|_| inside(machine.process)) {
+            process::end(pid);
+        }
+    }
 }
