@@ -24,7 +24,8 @@ use tokio_rustls::{TlsConnector, client};
 use utoipa::{OpenApi, ToSchema};
 
 pub use admission::Joining;
-pub(crate) use admission::{RackAdmission, certificate_life};
+use admission::SHORTEST_NODE_LIFE;
+pub(crate) use admission::{RackAdmission, SHORTEST_PERSON_LIFE, certificate_life};
 use listener::{TlsListener, current, watch};
 
 use crate::access::{self, ApiPeer};
@@ -57,6 +58,10 @@ pub struct TokenRequest {
 pub struct NewToken {
     /// As a host joins with it.
     pub token: String,
+    /// For how many seconds the certificates of a host that joins with it are good. Control planes that do not know how to be
+    /// asked for it do not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life_seconds: Option<u64>,
 }
 
 /// A host wants to join.
@@ -120,10 +125,11 @@ async fn token(
     Json(asked): Json<TokenRequest>,
 ) -> Result<Json<NewToken>, ApiError> {
     admission.check_host(&asked.host)?;
-    let life = certificate_life(asked.life_seconds, NODE_LIFE)?;
+    let life = certificate_life(asked.life_seconds, SHORTEST_NODE_LIFE, NODE_LIFE)?;
     let time = Duration::from_secs(asked.seconds).min(LONGEST_TOKEN);
     let bearer = Bearer::Host(asked.host.clone(), life);
-    let token = admission.make_token(bearer, time, key(&headers)?).await?;
+    let made = admission.make_token(bearer, time, key(&headers)?).await?;
+    let token = NewToken { life_seconds: Some(life.as_secs()), ..made };
     let text = format!("a token was made for host {}", asked.host);
     admission.note(Draft::of_host(EventKind::Access, Some(&asked.host), text)).await;
     Ok(Json(token))

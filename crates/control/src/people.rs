@@ -21,7 +21,9 @@ use crate::api::{ApiError, EventKind};
 use crate::client::{ControlClient, ControlClientError};
 use crate::events::Draft;
 use crate::http::key;
-use crate::machines::{Certificates, LONGEST_TOKEN, NewToken, RackAdmission, certificate_life};
+use crate::machines::{
+    Certificates, LONGEST_TOKEN, NewToken, RackAdmission, SHORTEST_PERSON_LIFE, certificate_life,
+};
 use crate::service::{Service, problem};
 
 /// Asks for a token for a person.
@@ -71,7 +73,7 @@ impl UserTokenRequest {
             let error = format!("no certificate can name {:?}", self.user);
             return Err(bad(error, "name users with lower-case letters, digits and `-`"));
         }
-        Ok((person, certificate_life(self.life_seconds, PERSON_LIFE)?))
+        Ok((person, certificate_life(self.life_seconds, SHORTEST_PERSON_LIFE, PERSON_LIFE)?))
     }
 }
 

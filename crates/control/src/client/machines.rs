@@ -5,6 +5,7 @@ use std::time::Duration;
 use hyper::Method;
 
 use super::{ControlClient, ControlClientError};
+use crate::api::ApiError;
 use crate::machines::{Certificates, JoinRequest, NewToken, RackFile, RenewRequest, TokenRequest};
 
 impl ControlClient {
@@ -20,9 +21,20 @@ impl ControlClient {
     /// Makes a token with which a host joins once.
     ///
     /// # Errors
-    /// [`ControlClientError`].
+    /// [`ControlClientError`]; `version`, where the control plane is older and gives the host's certificates another life.
     pub async fn host_token(&self, asked: &TokenRequest) -> Result<String, ControlClientError> {
         let made: NewToken = self.change(Method::POST, "/v1/tokens", asked).await?;
+        if asked.life_seconds.is_some() && made.life_seconds != asked.life_seconds {
+            let error =
+                "the control plane is older, and its certificates of hosts are good for 30 days";
+            let remedy = "restart all control planes with this version, or ask without --life; the token lets nobody in \
+                          before you use it";
+            return Err(ControlClientError::Refused(ApiError::new(
+                "version",
+                error.to_owned(),
+                remedy,
+            )));
+        }
         Ok(made.token)
     }
 

@@ -14,21 +14,28 @@ use crate::blocking::blocking;
 use crate::events::Draft;
 use crate::service::{Service, problem};
 
-/// The shortest that a certificate is good, in seconds: clocks of machines differ, and it is to be renewed in time.
-const SHORTEST_LIFE: u64 = 5;
+/// The shortest that a person's certificate is good, in seconds: clocks of machines differ.
+pub(crate) const SHORTEST_PERSON_LIFE: u64 = 5;
+/// The shortest that a host's is, in seconds: it is renewed in the last third, in which another control plane may have to begin
+/// to lead.
+pub(crate) const SHORTEST_NODE_LIFE: u64 = 20;
 
 /// For how long certificates are good where `asked` (seconds) says so, or nobody does.
 ///
 /// # Errors
-/// `bad_request`, where no certificate is good for so long or so short.
-pub(crate) fn certificate_life(asked: Option<u64>, usual: Duration) -> Result<Duration, ApiError> {
+/// `bad_request`, where no certificate is good for so long, or for less than `shortest` seconds.
+pub(crate) fn certificate_life(
+    asked: Option<u64>,
+    shortest: u64,
+    usual: Duration,
+) -> Result<Duration, ApiError> {
     let life = asked.map_or(usual, Duration::from_secs);
-    if (SHORTEST_LIFE..=LONGEST_LIFE.as_secs()).contains(&life.as_secs()) {
+    if (shortest..=LONGEST_LIFE.as_secs()).contains(&life.as_secs()) {
         return Ok(life);
     }
     let error = format!("a certificate cannot be good for {} s", life.as_secs());
     let days = LONGEST_LIFE.as_secs() / (24 * 3600);
-    Err(problem("bad_request", error, &format!("choose {SHORTEST_LIFE} s to {days} days")))
+    Err(problem("bad_request", error, &format!("choose {shortest} s to {days} days")))
 }
 
 /// What hosts join by.
@@ -106,7 +113,7 @@ impl RackAdmission {
         let stored = |error: std::io::Error| {
             problem("not_stored", error.to_string(), "see to the state directory")
         };
-        Ok(NewToken { token: made.await.map_err(stored)?.to_string() })
+        Ok(NewToken { token: made.await.map_err(stored)?.to_string(), life_seconds: None })
     }
 
     /// Certificates for who has `token`, which is used up by that. `subject` says of whom they are, and for how long.

@@ -37,7 +37,8 @@ use crate::remote::{address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
-/// Between two looks whether the certificate is to be renewed, at most and at least.
+/// Between two looks whether the certificate is to be renewed, at most and at least. With the shortest life there are six
+/// looks in the time in which it may be.
 const RENEWALS: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(1));
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
@@ -111,10 +112,10 @@ impl JoinArgs {
         let run_dir = paths::make_run_dir(common, &rack.name)?;
         paths::check_lengths(&rack, &run_dir)?;
         // A node that runs there uses what is noted: nothing is changed where there is one, of whatever host.
+        check_alone(&run_dir, host)?;
         paths::make_private(&run_dir.join(host))?;
         let pid_file = process::pid_file(&run_dir, Some(host));
         drop(process::hold(&pid_file, process::runs_already(&format!("the node of {host}")))?);
-        check_alone(&run_dir)?;
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let text = None;
         let (rack_name, joined) = (rack.name.clone(), Vec::new());
@@ -355,6 +356,7 @@ fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
 
 async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) {
     let mut is_saved = true;
+    let mut told = None;
     loop {
         let mut current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
         if current.is_due() {
@@ -362,11 +364,14 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
                 Ok(next) => {
                     // Used also where it cannot be saved: the one before ends soon.
                     *credentials.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
-                    (current, is_saved) = (next, false);
+                    (current, is_saved, told) = (next, false, None);
                 }
-                Err(failure) => {
+                // Once for each cause: it is tried again soon.
+                Err(failure) if told.as_ref() != Some(&failure.error) => {
                     tracing::error!(error = failure.error, "the certificate was not renewed");
+                    told = Some(failure.error);
                 }
+                Err(_) => {}
             }
         }
         if !is_saved {
@@ -382,8 +387,8 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
     }
 }
 
-/// How long to wait before it is looked again whether a certificate that is good for `life` is to be renewed: ten times in
-/// the third of it in which it may be, as the control plane may be out of reach.
+/// How long to wait before it is looked again whether a certificate that is good for `life` is to be renewed: several times
+/// in the third of it in which it may be, as the control plane may be out of reach; ten where it is good for 30 s or more.
 fn until_next_look(life: Duration) -> Duration {
     let (most, least) = RENEWALS;
     (life / 30).clamp(least, most)
@@ -439,9 +444,12 @@ fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
 /// What is done where a run directory is another process'.
 const OWN_RUN_DIR: &str = "name a run directory of its own with --run-dir";
 
-/// Refuses a run directory in which the control plane, or the node of another host, runs: commands there are for that one.
-fn check_alone(run_dir: &Path) -> Result<(), Failure> {
-    let Some(other) = process::living(run_dir).into_iter().next() else { return Ok(()) };
+/// Refuses a run directory in which the control plane, or the node of another host than `host`, runs: commands there are for
+/// that one.
+fn check_alone(run_dir: &Path, host: &str) -> Result<(), Failure> {
+    let mut living = process::living(run_dir).into_iter();
+    let other = living.find(|it| it.host.as_deref() != Some(host));
+    let Some(other) = other else { return Ok(()) };
     let what = other.host.map_or("the control plane".to_owned(), |it| format!("the node of {it}"));
     Err(Failure::new(format!("{what} runs in {} already", run_dir.display()), OWN_RUN_DIR))
 }

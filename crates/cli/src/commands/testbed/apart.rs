@@ -10,16 +10,19 @@ use rackbus_vm::Assets;
 use super::failed;
 use crate::output::Failure;
 
-/// Runs `$@` behind `--` in a mount namespace with folders of its own. $1: the testbed's folder, of which the machine $2 alone
-/// is left; $3: the user's home, or nothing; then folders that are there all the same.
+/// Where those folders are set aside that are there all the same: the first of these below which none of them is.
+const ASIDE: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
+
+/// Runs `$@` behind `--` in a mount namespace with folders of its own. $1: where others are set aside; $2: the testbed's
+/// folder, of which the machine $3 alone is left; $4: the user's home, or nothing; then folders that are there all the same.
 const APART: &str = r#"set -e
-dir=$1 own=$1/$2 home=$3
-shift 3
+side=$1 dir=$2 own=$2/$3 home=$4
+shift 4
 count=0
-aside() { mkdir "/mnt/$count"; mount --bind "$1" "/mnt/$count"; count=$((count + 1)); }
-back() { mkdir -p "$1"; mount --move "/mnt/$count" "$1"; count=$((count + 1)); }
+aside() { mkdir "$side/$count"; mount --rbind "$1" "$side/$count"; count=$((count + 1)); }
+back() { mkdir -p "$1"; mount --move "$side/$count" "$1"; count=$((count + 1)); }
 hide() { mkdir -p "$2"; mount -t tmpfs -o "mode=$1" none "$2"; }
-mount -t tmpfs -o mode=700 none /mnt
+mount -t tmpfs -o mode=700 none "$side"
 aside "$own"
 for place in "$@"; do
     [ "$place" != -- ] || break
@@ -37,7 +40,7 @@ while [ "$1" != -- ]; do
     shift
 done
 shift
-umount /mnt
+umount "$side"
 exec "$@""#;
 
 /// The program with its arguments that enters such a mount namespace, and an IPC namespace, for the machine in
@@ -47,19 +50,30 @@ exec "$@""#;
 /// it is also kept what was found out about that QEMU.
 ///
 /// # Errors
-/// When it is not known where this program is.
+/// When it is not known where this program is, or there is no place to set folders aside.
 pub fn command(dir: &Path, machine: &str) -> Result<Vec<OsString>, Failure> {
     let program = std::env::current_exe().map_err(|cause| failed(cause.to_string()))?;
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let home = home.filter(|it| it.is_absolute() && it.is_dir() && it.parent().is_some());
     let cache = Some(Assets::of_user().cache().to_owned()).filter(|it| it.is_dir());
-    let kept = program.parent().map(Path::to_owned).into_iter().chain(cache);
+    let kept: Vec<PathBuf> =
+        program.parent().map(Path::to_owned).into_iter().chain(cache).collect();
+    let is_apart = |side: &&str| {
+        let mut all = kept.iter().map(PathBuf::as_path).chain([dir]);
+        Path::new(side).is_dir() && !all.any(|it| it.starts_with(side))
+    };
+    let side = ASIDE.into_iter().find(is_apart).ok_or_else(|| {
+        failed(format!(
+            "the testbed's folder, the program and its cache are in all of {}",
+            ASIDE.join(", ")
+        ))
+    })?;
     let mut words: Vec<OsString> =
         ["unshare", "--mount", "--ipc", "--propagation", "private", "sh", "-c", APART, "sh"]
             .map(OsString::from)
             .into();
-    words.extend([dir.into(), machine.into(), home.unwrap_or_default().into()]);
-    words.extend(kept.map(OsString::from));
+    words.extend([side.into(), dir.into(), machine.into(), home.unwrap_or_default().into()]);
+    words.extend(kept.into_iter().map(OsString::from));
     words.push("--".into());
     Ok(words)
 }

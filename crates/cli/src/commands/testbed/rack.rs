@@ -19,7 +19,8 @@ const SECOND: &str = "[hosts.beta]";
 /// # Errors
 /// Wrong usage, where there is no such file, it is no rack file, or there cannot be so many machines.
 pub fn asked_for(asked: &Path) -> Result<(Rack, String), Failure> {
-    let number = asked.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let number = asked.to_str().filter(is_number);
     let text = match number {
         Some(number) => of_machines(number)?,
         None => read_text(asked)?,
