@@ -17,6 +17,8 @@ use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{EngineDevice, ServedDevice};
 use rackbus_pci::{Endpoint, Engine};
+use rackbus_seeds::huge::{HUGE_PAGE, HugePages};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
@@ -229,6 +231,39 @@ fn memory_that_was_truncated_is_mapped_again_by_the_same_request() {
     assert_eq!((reached(&fabric), endpoint.dma().len()), (1, 1));
     endpoint.unmap(0, PAGE).unwrap();
     assert_eq!(reached(&fabric), 0);
+}
+
+/// A mapping of such memory is of whole huge pages, wherever the part that is lent begins.
+#[test]
+fn huge_pages_that_are_truncated_while_they_are_lent_are_reached_no_more() {
+    let Some(_reserved) = HugePages::reserve(2) else { return };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let file = rustix::fs::memfd_create("user", flags).unwrap();
+    rustix::fs::ftruncate(&file, 2 * HUGE_PAGE).unwrap();
+    let (fabric, memory) = (fabric(), SharedMemory::create("user", PAGE).unwrap());
+    let mut endpoint = Endpoint::new(Copier::new());
+    endpoint.begin(lending(&fabric), None);
+    let handle = MemoryHandle::new(file.try_clone().unwrap(), HUGE_PAGE - PAGE).unwrap();
+    endpoint.map(0, 2 * PAGE, Access::all(), Some(handle.clone())).unwrap();
+    endpoint.map(2 * PAGE, PAGE, Access::all(), Some(memory.handle(0))).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+    for at in [0, PAGE] {
+        endpoint.dma().write_obj(at, &7u64).unwrap();
+        assert_eq!(endpoint.dma().read_obj::<u64>(at).unwrap(), 7);
+    }
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let _ = endpoint.dma().read_obj::<u64>(PAGE);
+    endpoint.check_memory();
+    assert_eq!(reached(&fabric), 0, "memory that is gone is reached");
+    for at in [0, PAGE, 2 * PAGE] {
+        assert!(endpoint.dma().read_obj::<u64>(at).is_err(), "{at:#x}");
+    }
+    // What is there again is mapped by the same request.
+    rustix::fs::ftruncate(&file, 2 * HUGE_PAGE).unwrap();
+    endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+    endpoint.map(0, 2 * PAGE, Access::all(), Some(handle)).unwrap();
+    assert_eq!(endpoint.dma().read_obj::<u64>(PAGE).unwrap(), 0);
+    assert_eq!(reached(&fabric), 1);
 }
 
 /// The request is there before the engine has looked at what was truncated.

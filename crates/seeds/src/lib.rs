@@ -5,12 +5,13 @@
 //! without either, a simulation runs as many as it usually does. A failing seed is reported with the
 //! command that replays it, and [`RAN`] says how many were run, which `make sim` adds up.
 //!
-//! Beside that, what tests of saved states have in common ([`stored`]).
+//! Beside that, what tests of saved states have in common ([`stored`]), and huge pages for tests ([`huge`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+pub mod huge;
 pub mod stored;
 
 /// What the line that says how many seeds were run begins with.

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 use proptest::prelude::*;
+use rackbus_seeds::huge::{HUGE_PAGE, HugePages};
 use rustix::fs::MemfdFlags;
 
 use super::*;
@@ -169,53 +170,21 @@ fn huge_pages_are_asked_for_where_they_fit() {
     assert!(asked(start(&region)));
 }
 
-/// Huge pages that the system has reserved for a test, where it may ask for them.
-struct HugePages(Option<u64>);
-
-impl HugePages {
-    const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
-
-    fn reserve(count: u64) -> HugePages {
-        let before: Option<u64> =
-            std::fs::read_to_string(HugePages::RESERVED).ok().and_then(|it| it.trim().parse().ok());
-        let more = |before: &u64| {
-            std::fs::write(HugePages::RESERVED, (before + count).to_string()).is_ok()
-        };
-        HugePages(before.filter(more))
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            let _ = std::fs::write(HugePages::RESERVED, before.to_string());
-        }
-    }
-}
-
 #[test]
 fn memory_of_huge_pages_is_unmapped_and_its_truncation_survived() {
-    const HUGE: u64 = 2 << 20;
-    let _reserved = HugePages::reserve(2);
+    let Some(_reserved) = HugePages::reserve(2) else { return };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    let Ok(file) = rustix::fs::memfd_create("rackbus huge test", flags) else {
-        return eprintln!("the system has no hugetlbfs: not tested");
-    };
-    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
-    let map = || match Region::map(file.as_fd(), HUGE - 4096, 8192, BOTH) {
-        Err(RegionError::System { cause: rustix::io::Errno::NOMEM, .. }) => None,
-        other => Some(other.unwrap()),
-    };
+    let file = rustix::fs::memfd_create("rackbus huge test", flags).unwrap();
+    rustix::fs::ftruncate(&file, 2 * HUGE_PAGE).unwrap();
+    let map = || Region::map(file.as_fd(), HUGE_PAGE - 4096, 8192, BOTH).unwrap();
     let there =
         || std::fs::read_to_string("/proc/self/maps").unwrap().contains("rackbus huge test");
-    let Some(region) = map() else {
-        return eprintln!("the system has no huge pages reserved: not tested");
-    };
+    let region = map();
     region.whole().write_obj(4096, &7_u64).unwrap();
     assert!(there());
     drop(region);
     assert!(!there(), "it is still mapped");
-    let region = map().unwrap();
+    let region = map();
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(7));
     rustix::fs::ftruncate(&file, 0).unwrap();
     assert_eq!(region.whole().read_obj::<u64>(4096), Some(0));
