@@ -45,6 +45,8 @@ fn programs_are_built_with_what_is_installed() {
             .env("DESTDIR", folder.path())
             .env("SISCI_LIB", test.parent().unwrap())
             .env("CARGO_TARGET_DIR", env!("CARGO_TARGET_TMPDIR"))
+            // What is there is not built again.
+            .env("CARGO", "false")
             .env_remove("MAKEFLAGS"),
     );
     let root = folder.path().join("opt/DIS");
@@ -78,5 +80,29 @@ fn programs_are_built_with_what_is_installed() {
         let file = root.join(format!("lib/pkgconfig/{name}.pc"));
         let said = std::fs::read_to_string(&file).unwrap();
         assert!(said.contains("prefix=/opt/DIS\n") && !said.contains('@'), "{said}");
+    }
+}
+
+/// One command builds all that is installed, and the scripts that install it are told where it is.
+#[test]
+fn make_install_builds_once() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let commands = good(
+        Command::new("make")
+            .args(["--dry-run", "--no-print-directory", "install", "CARGO=cargo"])
+            .current_dir(root)
+            .env("CARGO_TARGET_DIR", target)
+            .env_remove("MAKEFLAGS"),
+    );
+    let builds: Vec<&str> = commands.lines().filter(|line| line.contains("cargo ")).collect();
+    assert_eq!(
+        builds,
+        ["cargo build --release -p rackbus-cli -p rackbus-sisci -p rackbus-accel-c"]
+    );
+    let built = target.join("release");
+    for (library, script) in [("SISCI_LIB", "install-sisci"), ("ACCEL_LIB", "install-accel")] {
+        let told = format!("{library}={} scripts/{script} ", built.display());
+        assert!(commands.contains(&told), "{told:?} is not in:\n{commands}");
     }
 }
