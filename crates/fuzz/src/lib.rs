@@ -15,15 +15,18 @@
 //!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function. [`nic_medium`],
 //!   [`memory_medium`]: what the halves of functions between machines say to each other.
 //! * [`state`]: saved functions that another process goes on with.
-//! * [`link`], [`network`], [`segment`]: what other nodes and processes say.
-//! * [`guest`]: what a guest's kernel says to the device that it shares memory through.
+//! * [`link`], [`exchange`], [`packets`], [`network`], [`segment`]: what other nodes and processes say.
+//! * [`guest`]: what a guest's kernel says to the device that it shares memory through. [`agent`]: what a guest answers to
+//!   commands.
 //! * [`files`]: rack files, timing and workloads.
 //! * [`api`]: the control plane's HTTP API.
 
 pub mod accel;
 pub mod accel_function;
+pub mod agent;
 pub mod api;
 mod clock;
+pub mod exchange;
 pub mod files;
 pub mod guest;
 pub mod input;
@@ -34,6 +37,7 @@ pub mod nic;
 pub mod nic_medium;
 pub mod nvme;
 pub mod nvme_medium;
+pub mod packets;
 pub mod segment;
 pub mod state;
 pub mod vfio_user;
@@ -88,8 +92,11 @@ pub const TARGETS: &[Target] = &[
     Target { name: "network", run: network::run, seeds: network::seeds, words: network::WORDS },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
+    Target { name: "exchange", run: exchange::run, seeds: exchange::seeds, words: &[] },
+    Target { name: "packets", run: packets::run, seeds: packets::seeds, words: &[] },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },
     Target { name: "guest", run: guest::run, seeds: guest::seeds, words: &[] },
+    Target { name: "agent", run: agent::run, seeds: agent::seeds, words: agent::WORDS },
     Target { name: "rack", run: files::rack, seeds: files::rack_seeds, words: files::WORDS },
     Target { name: "model", run: files::model, seeds: files::model_seeds, words: files::WORDS },
     Target { name: "tools", run: files::tools, seeds: files::tools_seeds, words: &[] },

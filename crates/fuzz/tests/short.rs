@@ -1,6 +1,7 @@
 //! Every target on its seeds and on mutations of them, always the same ones: a few seconds of what
 //! `make fuzz` does for minutes.
 
+use rackbus_fuzz::exchange::{self, ExchangeMistake};
 use rackbus_fuzz::{TARGETS, Target};
 use rackbus_seeds::Random;
 
@@ -31,17 +32,23 @@ fn mutate(random: &mut Random, input: &mut Vec<u8>, target: &Target, others: &[V
     }
 }
 
+/// The mutation of the seeds that this number stands for.
+fn mutation(number: u64, target: &Target, seeds: &[Vec<u8>]) -> Vec<u8> {
+    let mut random = Random(number);
+    let mut input = seeds[random.below(seeds.len())].clone();
+    for _ in 0..1 + random.below(6) {
+        mutate(&mut random, &mut input, target, seeds);
+    }
+    input
+}
+
 fn short(name: &str, mutations: u64) {
     let target = rackbus_fuzz::target(name).expect("it is in the table");
     let seeds = (target.seeds)();
     seeds.iter().for_each(|seed| (target.run)(seed));
     (target.run)(&[]);
     for number in 0..mutations {
-        let mut random = Random(number);
-        let mut input = seeds[random.below(seeds.len())].clone();
-        for _ in 0..1 + random.below(6) {
-            mutate(&mut random, &mut input, target, &seeds);
-        }
+        let input = mutation(number, target, &seeds);
         let run = std::panic::AssertUnwindSafe(|| (target.run)(&input));
         if std::panic::catch_unwind(run).is_err() {
             let file = std::env::temp_dir().join(format!("rackbus-fuzz-{name}-{number}"));
@@ -82,10 +89,34 @@ targets! {
     network: "network", 500;
     state: "state", 2000;
     link: "link", 2000;
+    exchange: "exchange", 5000;
+    packets: "packets", 2000;
     segment: "segment", 10000;
     guest: "guest", 10000;
+    agent: "agent", 500;
     rack: "rack", 2000;
     model: "model", 2000;
     tools: "tools", 2000;
     api: "api", 300;
+}
+
+/// A target that does not find what an end of an exchange does wrong would prove nothing.
+#[test]
+fn mistakes_of_an_exchange_are_found() {
+    let target = rackbus_fuzz::target("exchange").expect("it is in the table");
+    let seeds = (target.seeds)();
+    let mistakes = [
+        ExchangeMistake::HearsTwice,
+        ExchangeMistake::CountsMore,
+        ExchangeMistake::GoesOn,
+        ExchangeMistake::StaysExposed,
+    ];
+    for mistake in mistakes {
+        let found = (0..1000).find(|number| {
+            let input = mutation(*number, target, &seeds);
+            let run = std::panic::AssertUnwindSafe(|| exchange::run_with(&input, mistake));
+            std::panic::catch_unwind(run).is_err()
+        });
+        assert!(found.is_some(), "{mistake:?} was not found");
+    }
 }

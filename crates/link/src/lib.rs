@@ -11,6 +11,7 @@
 //! over TLS. Nothing above this crate knows how a link finds and knows its peers.
 
 mod conversation;
+mod framed;
 mod medium;
 pub mod presence;
 mod session;
@@ -21,6 +22,7 @@ mod tls;
 use std::sync::Arc;
 
 pub use conversation::Conversation;
+pub use framed::FramedPackets;
 pub use medium::{InWindow, OfferedMedium};
 pub use session::{MediumSession, Secret};
 

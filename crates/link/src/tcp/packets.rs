@@ -11,10 +11,8 @@ use rackbus_memory::packets::{MAX_PACKET, Packet};
 use rackbus_memory::{AdaptiveSpin, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::io::Errno;
 
+use crate::framed::FramedPackets;
 use crate::tls::{TlsConversation, stream_error};
-
-/// Bytes of a message's length.
-const LENGTH: usize = 4;
 
 /// A conversation of packets over TLS. It ends when it is dropped.
 #[derive(Debug)]
@@ -22,7 +20,8 @@ pub(crate) struct TlsPackets {
     stream: TlsConversation,
     /// Whether TLS holds something that the socket did not take.
     held: Arc<TlsBacklog>,
-    incoming: Mutex<Incoming>,
+    /// Bytes of messages that have not been asked for.
+    incoming: Mutex<FramedPackets>,
 }
 
 #[derive(Debug, Default)]
@@ -35,39 +34,6 @@ struct TlsBacklog {
 struct Holding {
     some: bool,
     ended: bool,
-}
-
-/// Bytes of messages that have not been asked for.
-#[derive(Debug)]
-struct Incoming {
-    buffer: Vec<u8>,
-    from: usize,
-    to: usize,
-}
-
-impl Incoming {
-    /// The bytes of the next message, if all of it is there.
-    fn next(&mut self) -> Result<Option<std::ops::Range<usize>>, StreamError> {
-        let here = &self.buffer[self.from..self.to];
-        let Some(length) = here.first_chunk::<LENGTH>() else { return Ok(None) };
-        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        if length == 0 || length > MAX_PACKET {
-            return Err(StreamError::Socket(Errno::MSGSIZE));
-        }
-        if here.len() < LENGTH + length {
-            return Ok(None);
-        }
-        let start = self.from + LENGTH;
-        self.from = start + length;
-        Ok(Some(start..self.from))
-    }
-
-    /// Room for at least one whole message behind what is there.
-    fn room(&mut self) -> &mut [u8] {
-        self.buffer.copy_within(self.from..self.to, 0);
-        (self.to, self.from) = (self.to - self.from, 0);
-        &mut self.buffer[self.to..]
-    }
 }
 
 impl TlsBacklog {
@@ -112,8 +78,7 @@ impl TlsPackets {
             .name("link packets".into())
             .spawn(move || theirs.give(&giving))
             .map_err(|_| StreamError::Socket(Errno::AGAIN))?;
-        let incoming = Incoming { buffer: vec![0; 2 * (LENGTH + MAX_PACKET)], from: 0, to: 0 };
-        Ok(TlsPackets { stream, held, incoming: Mutex::new(incoming) })
+        Ok(TlsPackets { stream, held, incoming: Mutex::default() })
     }
 }
 
@@ -152,16 +117,16 @@ impl PacketStream for TlsPackets {
         let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
         let (begun, polled) = (Instant::now(), Duration::from_nanos(spin.budget_ns()));
         loop {
-            if let Some(range) = incoming.next()? {
-                let length = range.len();
-                buffer[..length].copy_from_slice(&incoming.buffer[range]);
+            if let Some(packet) = incoming.next_packet()? {
+                let length = packet.len();
+                buffer[..length].copy_from_slice(packet);
                 spin.waited(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 return Ok(Packet { length, handles: Handles::new(), lost: false });
             }
             match self.stream.receive_some(incoming.room(), stream_error)? {
                 0 if begun.elapsed() < polled => std::hint::spin_loop(),
                 0 => self.stream.wait_readable(deadline)?,
-                count => incoming.to += count,
+                count => incoming.received(count),
             }
         }
     }
