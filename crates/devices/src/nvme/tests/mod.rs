@@ -11,6 +11,7 @@ mod hostile;
 mod interrupts;
 mod io;
 mod limits;
+mod lost;
 mod persistent;
 mod polled;
 mod region_simulation;
