@@ -3,9 +3,11 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rackbus_control::api::Lease;
 use rackbus_driver::Drive;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use support::{Rack, open};
@@ -125,15 +127,55 @@ fn lone_reads_are_as_fast_with_nothing_pinned() {
     panic!("lone reads with nothing pinned, and pinned, in five rounds: {rounds:?}");
 }
 
-#[test]
-fn an_idle_drive_does_not_wake_its_lender() {
+/// The threads of a node, by their names. Those of its runtime wake for what the node says of itself.
+fn threads(rack: &Rack, host: &str) -> BTreeMap<PathBuf, String> {
+    let tasks = format!("/proc/{}/task", rack.process(Some(host)).pid.as_raw_nonzero());
+    let tasks = std::fs::read_dir(tasks).unwrap().map(|task| task.unwrap().path());
+    // One that ends meanwhile has no name.
+    let named = tasks.filter_map(|task| {
+        let name = std::fs::read_to_string(task.join("comm")).ok()?;
+        Some((task, name.trim().to_owned()))
+    });
+    named.filter(|(_, name)| !name.starts_with("tokio")).collect()
+}
+
+/// A drive that is borrowed so, and then idle: its engines, and what the nodes of lender and borrower have for its lease.
+fn is_not_woken(isolation: &str, engines: &[&str]) {
     let rack = Rack::up(RACK);
-    let lease = rack.borrow("alpha/nvme0", "beta");
+    let both = |rack: &Rack| -> BTreeMap<PathBuf, String> {
+        ["alpha", "beta"].into_iter().flat_map(|host| threads(rack, host)).collect()
+    };
+    let before = both(&rack);
+    let borrow = ["borrow", "alpha/nvme0", "--for", "beta", "--isolation", isolation];
+    let lease: Lease = serde_json::from_value(rack.json(&borrow)).unwrap();
     let mut drive = open(&lease);
     drive.read(0, &mut [0; 4096]).unwrap();
-    let engine = engine(&rack, "alpha", "nvme0");
-    let before = at_rest(&engine);
+    let engines: Vec<PathBuf> = engines.iter().map(|host| engine(&rack, host, "nvme0")).collect();
+    for engine in &engines {
+        at_rest(engine);
+    }
+    let mut watched = both(&rack);
+    watched.retain(|task, _| engines.contains(task) || !before.contains_key(task));
+    assert!(watched.len() > engines.len(), "the nodes have no thread for the lease: {watched:?}");
+    let rested: Vec<_> = watched.keys().map(|task| at_rest(task)).collect();
     std::thread::sleep(Duration::from_secs(10));
-    assert_eq!(usage(&engine), before, "an idle drive's thread woke within 10 s");
+    let woken: Vec<_> = watched
+        .iter()
+        .zip(&rested)
+        .filter(|((task, _), rested)| usage(task) != **rested)
+        .map(|((_, name), _)| name)
+        .collect();
+    assert!(woken.is_empty(), "an idle drive's threads woke within 10 s: {woken:?}");
     drive.read(8, &mut [0; 4096]).unwrap();
+}
+
+#[test]
+fn an_idle_drive_wakes_neither_its_lender_nor_its_borrower() {
+    is_not_woken("shared", &["alpha"]);
+}
+
+/// Its front has an engine as well, in the borrower's node.
+#[test]
+fn an_idle_drive_whose_lender_gets_no_memory_wakes_nobody_either() {
+    is_not_woken("strict", &["alpha", "beta"]);
 }
