@@ -25,7 +25,7 @@ use rackbus_link::{Connect, Hello, InWindow, LinkError, VERSIONS};
 use rackbus_memory::Gate;
 use rackbus_pci::vfio_user::Server;
 use rackbus_vfio::PciAddress;
-use rackbus_vm::interrupts;
+use rackbus_vm::{interrupts, lasting};
 
 use attach::{AttachOpener, wanted};
 use lease::{Attachment, Open};
@@ -77,6 +77,10 @@ pub trait UseListener: Send + Sync {
 
     /// The VM of this host that the function at `socket` is meant for; nothing where it is a program's.
     fn vm_of(&self, socket: &Path) -> Option<String>;
+
+    /// The process that has opened the function at `socket`, where the lease ends with it; nothing where another one may come
+    /// after it.
+    fn user_of(&self, socket: &Path, process: u32) -> Option<VmUser>;
 
     /// A VM uses the function of `grant`, or did last. `ended` says later whether the lease has ended, or has
     /// another user.
@@ -281,6 +285,7 @@ impl BorrowedFunctions {
             server.retire();
         }
         interrupts::forget(&open.path);
+        lasting::forget(&open.path);
         let mut ended = self.ended();
         ended.retain(|open| open.process().is_some());
         ended.push(open);

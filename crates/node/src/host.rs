@@ -274,6 +274,10 @@ impl UseListener for Listener {
         self.users.vm_of(socket)
     }
 
+    fn user_of(&self, socket: &Path, process: u32) -> Option<VmUser> {
+        self.users.user_of(socket, process)
+    }
+
     fn used(&self, grant: &Grant, user: &VmUser, ended: LeaseEnded) {
         self.users.watch(grant.lease, user, ended);
     }

@@ -1,6 +1,6 @@
 //! Ends leases with the VM that used them: a VM that powered off, was quit or crashed gives nothing
-//! back by itself. Who is not a VM of this host's (a program, a QEMU that somebody started by hand)
-//! may come again, and its lease stays.
+//! back by itself. A QEMU that somebody starts by hand is such a VM where that was [noted](rackbus_vm::lasting) beside
+//! the function's socket. A program may come again, and its lease stays.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::{ControlClient, ControlClientError, lease_span};
-use rackbus_vm::registry;
+use rackbus_vm::{lasting, registry};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -19,11 +19,14 @@ use tracing::Instrument;
 /// How long until a control plane that does not answer is asked again: at first, and at most.
 pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
+/// What a QEMU that somebody started by hand is called; no VM has a name like this.
+const BY_HAND: &str = "a QEMU started by hand";
+
 /// A VM of this host that uses a borrowed function, or did until it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmUser {
-    /// The VM's name on this host.
+    /// The VM's name on this host; of a process that has none, what it is called for people.
     pub vm: String,
     /// Process id of its QEMU.
     pub process: u32,
@@ -81,6 +84,12 @@ impl Users {
     /// The name of the VM that the function at `socket` is meant for, if it is one.
     pub fn vm_of(&self, socket: &Path) -> Option<String> {
         registry::noted_with(&self.run_dir, &self.host, socket)
+    }
+
+    /// The process that uses the function at `socket`, if the lease is to end with it.
+    pub fn user_of(&self, socket: &Path, process: u32) -> Option<VmUser> {
+        let by_hand = || lasting::ends_with_user(socket).then(|| BY_HAND.to_owned());
+        Some(VmUser::new(self.vm_of(socket).or_else(by_hand)?, process))
     }
 
     /// `user` uses the function of `lease`, or did: the lease is returned when the VM has ended, unless `lease_ended` says

@@ -355,6 +355,9 @@ impl UseListener for Unheard {
     fn vm_of(&self, _socket: &Path) -> Option<String> {
         None
     }
+    fn user_of(&self, _: &Path, _: u32) -> Option<VmUser> {
+        None
+    }
     fn lender_lost(&self, _: &Grant, _: &str) {}
     fn used(&self, _: &Grant, _: &VmUser, _: LeaseEnded) {}
     fn front_ended(&self, _: Vec<BorrowerAction>) {}

@@ -4,13 +4,14 @@
 //! rackbus changes neither the VM monitor nor the guest. What it knows of a VM is here: the QEMU
 //! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
 //! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
-//! [`agent`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
+//! [`agent`]), what nodes are told of the functions ([`interrupts`], [`lasting`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
 //! ([`machine`]), with memory that comes and goes ([`memory`]); and machines that stand for hosts, for
 //! tests of what runs on bare metal ([`metal`]).
 
 pub mod agent;
 pub mod assets;
 pub mod interrupts;
+pub mod lasting;
 pub mod machine;
 pub mod memory;
 pub mod metal;

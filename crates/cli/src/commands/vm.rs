@@ -134,6 +134,9 @@ struct OwnArgs {
     fabric: Option<String>,
     #[command(flatten)]
     trust: Trust,
+    /// Keep the functions lent when the QEMU that uses them ends, for the next one that you start with the same arguments
+    #[arg(long)]
+    keep: bool,
     /// The group that they are borrowed for, whose functions reach each other's memory by DMA [default: one
     /// of their own]
     #[arg(long, value_name = "NAME")]

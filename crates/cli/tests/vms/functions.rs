@@ -55,6 +55,72 @@ fn a_lease_ends_with_its_vm() {
     }
 }
 
+/// What `vm args` says, with these arguments more, and the number of its lease.
+fn printed(lab: &Lab, more: &[&str]) -> (String, u64) {
+    let common = ["vm", "args", "--host", "beta", "--borrow", "alpha/nvme0"];
+    let value = lab.rack.json(&[&common[..], more].concat());
+    let arguments = value["arguments"].as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+    (arguments.collect::<Vec<_>>().join(" "), value["leases"][0]["lease"].as_u64().unwrap())
+}
+
+/// Starts what stands for a QEMU by hand, and waits until it has used its drive.
+fn start_by_hand(lab: &Lab, arguments: &str) -> Child {
+    let done = lab.rack.run_dir().join("played");
+    let qemu = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "functions::plays_qemu", "--ignored", "--nocapture"])
+        .env("PLAYED_ARGUMENTS", arguments)
+        .env("RACKBUS_RUN_DIR", lab.rack.run_dir())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    lab.rack.block(async {
+        while !done.exists() {
+            tokio::task::yield_now().await;
+        }
+    });
+    qemu
+}
+
+/// Kills what was started by hand.
+fn kill_by_hand(lab: &Lab, mut qemu: Child) {
+    qemu.kill().unwrap();
+    qemu.wait().unwrap();
+    std::fs::remove_file(lab.rack.run_dir().join("played")).unwrap();
+}
+
+/// Nobody else knows of its end; and a node that goes on in the place of another knows which process it was.
+#[test]
+fn a_lease_ends_with_a_qemu_that_was_started_by_hand() {
+    let lab = Lab::up();
+    for (round, restarted) in [(1, false), (2, true)] {
+        let (arguments, lease) = printed(&lab, &[]);
+        assert_eq!(lease, round);
+        let qemu = start_by_hand(&lab, &arguments);
+        if restarted {
+            lab.rack.restart_in_place("beta");
+        }
+        lab.rack.wait_lease(lease, LeaseStage::Active);
+        kill_by_hand(&lab, qemu);
+        let ended = lab.rack.wait_lease(lease, LeaseStage::Ended);
+        assert!(ended.returned, "{ended:?}");
+        lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    }
+    // Nothing is left beside the sockets.
+    let functions = std::fs::read_dir(lab.rack.run_dir().join("beta/functions")).unwrap();
+    assert_eq!(functions.count(), 0);
+}
+
+#[test]
+fn a_lease_that_is_to_be_kept_is_there_for_the_next_qemu() {
+    let lab = Lab::up();
+    let (arguments, lease) = printed(&lab, &["--keep"]);
+    for _ in 0..3 {
+        kill_by_hand(&lab, start_by_hand(&lab, &arguments));
+    }
+    lab.rack.good(&["return", &lease.to_string()]);
+    assert!(lab.rack.wait_lease(lease, LeaseStage::Ended).returned);
+}
+
 /// Whoever goes on in the node's place hears nothing of the end of a VM that is gone by then.
 #[test]
 fn a_lease_ends_with_its_vm_although_its_node_was_restarted_before_that_could_be_stored() {

@@ -24,7 +24,6 @@ use crate::lanes::Lanes;
 use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
-use crate::users::VmUser;
 
 /// How long a former front of the same function may take to end.
 const SUCCESSION: Duration = Duration::from_secs(5);
@@ -119,8 +118,8 @@ impl AttachOpener {
         if let Some(process) = open.process()
             && !open.user().as_ref().is_some_and(|user| user.is(process))
         {
-            let vm = self.listener.vm_of(&open.path);
-            *open.user() = vm.map(|vm| VmUser::new(vm, process));
+            let user = self.listener.user_of(&open.path, process);
+            *open.user() = user;
         }
         let Some(user) = open.user().clone() else { return };
         let (lease, process) = (self.open.clone(), user.process);

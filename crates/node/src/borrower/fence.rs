@@ -105,6 +105,9 @@ pub(crate) mod tests {
         fn vm_of(&self, _socket: &Path) -> Option<String> {
             None
         }
+        fn user_of(&self, _socket: &Path, _process: u32) -> Option<VmUser> {
+            None
+        }
         fn used(&self, _grant: &Grant, _user: &VmUser, _ended: LeaseEnded) {}
         fn front_ended(&self, actions: Vec<BorrowerAction>) {
             let _ = self.0.send(actions);

@@ -59,6 +59,10 @@ impl UseListener for Unheard {
         None
     }
 
+    fn user_of(&self, _: &Path, _: u32) -> Option<VmUser> {
+        None
+    }
+
     fn used(&self, _: &Grant, _: &VmUser, _: LeaseEnded) {}
 
     fn front_ended(&self, _: Vec<BorrowerAction>) {}

@@ -5,7 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rackbus_control::api::Lease;
 use rackbus_vm::spec::{check_name, own_vm_args};
 use rackbus_vm::{
-    Assets, Boot, Console, FunctionSpec, InterruptChoice, Vm, VmError, VmRecord, VmSpec, registry,
+    Assets, Boot, Console, FunctionSpec, InterruptChoice, Vm, VmError, VmRecord, VmSpec, lasting,
+    registry,
 };
 use rustix::process::Pid;
 use serde_json::json;
@@ -188,9 +189,13 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
             return Err(failure);
         }
     };
-    let numbers: Vec<String> = leases.iter().map(|l| l.lease.to_string()).collect();
-    for number in numbers {
-        context.output.progress(&format!("when the VM has ended: rackbus return {number}"));
+    for lease in leases.iter().map(|lease| lease.lease) {
+        context.output.progress(&match args.keep {
+            true => format!("when no VM uses it any more: rackbus return {lease}"),
+            false => format!(
+                "lease {lease} ends with your QEMU; if you start none: rackbus return {lease}"
+            ),
+        });
     }
     let quoted: Vec<String> = arguments.iter().map(|a| crate::shell::quote(a)).collect();
     let value = json!({"arguments": arguments, "leases": leases});
@@ -205,6 +210,9 @@ fn arguments(
     context: &Context<'_>,
 ) -> Result<(Vec<String>, Option<GuestHelper>), Failure> {
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
+    if !args.keep {
+        functions.iter().try_for_each(|function| lasting::end_with_user(&function.socket))?;
+    }
     if args.msix {
         // Nothing is known of that QEMU.
         functions.iter().try_for_each(|f| InterruptChoice::MsixKept.note(&f.socket))?;

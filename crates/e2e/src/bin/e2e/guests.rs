@@ -298,8 +298,13 @@ pub fn own_qemu(world: &mut RackWithGuests) -> Result<()> {
         }
         let lease = value["leases"][0]["lease"].as_u64().unwrap_or_default();
         let found = started_by_hand(rack, &printed, queues);
-        rack.give_back(lease)?;
         found?;
+        // Nobody returns it: it ends with that QEMU.
+        rack.wait("the lease of a QEMU that was killed ends", Duration::from_secs(20), |rack| {
+            let leases = rack.json(&["leases", "--all"]).ok()?;
+            let ended = |it: &Value| it["lease"] == lease && it["returned"] == true;
+            leases.as_array()?.iter().any(ended).then_some(())
+        })?;
     }
     Ok(())
 }
