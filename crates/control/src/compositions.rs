@@ -45,6 +45,10 @@ pub struct CompositionRequest {
     /// be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
+    /// The process of the borrower's machine that starts what will use the functions, as ID.BIRTH.NAMESPACE: what nobody has
+    /// used when it ends is returned, as of a single function that is borrowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub starter: Option<String>,
 }
 
 /// A composition as it is now.

@@ -109,11 +109,15 @@ pub struct Terms {
     /// The VM of its borrower that it is plugged into; none where it is for a program, or for a VM that is yet to start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
+    /// The process of its borrower that starts what will use it, as that host's node reads it: the lease ends with it, if
+    /// nobody has used the function by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<String>,
 }
 
 impl From<Placement> for Terms {
     fn from(placement: Placement) -> Terms {
-        Terms { placement, group: None, level: None, vm: None }
+        Terms { placement, ..Terms::default() }
     }
 }
 
@@ -142,14 +146,19 @@ pub struct Grant {
     /// The VM that it is plugged into before it is [opened](Message::Opened); a turn's is said by its `turn`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
+    /// The process of its borrower that starts what will use it, as that host's node reads it: the lease ends with it, if
+    /// nobody has used the function by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<String>,
 }
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
     /// control plane that was started anew may have another.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn, vm } = self;
-        (lease, function, epoch, address, placement, group, turn, vm)
+        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn, vm, starter } =
+            self;
+        (lease, function, epoch, address, placement, group, turn, vm, starter)
             == (
                 &other.lease,
                 &other.function,
@@ -159,6 +168,7 @@ impl Grant {
                 &other.group,
                 &other.turn,
                 &other.vm,
+                &other.starter,
             )
     }
 }

@@ -82,6 +82,9 @@ pub trait UseListener: Send + Sync {
     /// after it.
     fn user_of(&self, socket: &Path, process: u32) -> Option<VmUser>;
 
+    /// The VM that has the function at `socket` and runs, whether or not it has opened that.
+    fn running_vm(&self, socket: &Path) -> Option<VmUser>;
+
     /// A VM uses the function of `grant`, or did last. `ended` says later whether the lease has ended, or has
     /// another user.
     fn used(&self, grant: &Grant, user: &VmUser, ended: LeaseEnded);
@@ -234,7 +237,9 @@ impl BorrowedFunctions {
             .map_err(|cause| BorrowError::Socket { path: path.clone(), cause })?;
         *open.server() = Some(server);
         self.show_turn(&open);
-        all.insert(open.grant.lease, open);
+        all.insert(open.grant.lease, open.clone());
+        drop(all);
+        self.opener(&open).tell_starter(&open);
         Ok(path)
     }
 

@@ -278,6 +278,10 @@ impl UseListener for Listener {
         self.users.user_of(socket, process)
     }
 
+    fn running_vm(&self, socket: &Path) -> Option<VmUser> {
+        self.users.running_vm(socket)
+    }
+
     fn used(&self, grant: &Grant, user: &VmUser, ended: LeaseEnded) {
         self.users.watch(grant.lease, user, ended);
     }

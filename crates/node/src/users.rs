@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_control::{ControlClient, ControlClientError, lease_span};
-use rackbus_vm::{lasting, registry};
+use rackbus_vm::{ProcessName, lasting, registry};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -21,6 +21,8 @@ pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::f
 
 /// What a QEMU that somebody started by hand is called; no VM has a name like this.
 const BY_HAND: &str = "a QEMU started by hand";
+/// What a command is called that borrows for a VM which it is about to start.
+const STARTER: &str = "a command that starts a VM";
 
 /// A VM of this host that uses a borrowed function, or did until it ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +94,22 @@ impl Users {
         Some(VmUser::new(self.vm_of(socket).or_else(by_hand)?, process))
     }
 
+    /// The VM that has the function at `socket` and runs, whether or not it has opened that.
+    pub fn running_vm(&self, socket: &Path) -> Option<VmUser> {
+        let vms = registry::list(&self.run_dir, &self.host).unwrap_or_default();
+        let has = |all: &[registry::Plugged]| all.iter().any(|plugged| plugged.socket == socket);
+        let mut vms = vms.into_iter().filter(|vm| vm.noted().is_ok_and(|all| has(&all)));
+        vms.find(registry::VmRecord::alive).map(|vm| VmUser::new(vm.name, vm.pid))
+    }
+
+    /// The process that is about to start what will use a function; `None` where its name is of another machine's processes,
+    /// or of none.
+    pub fn starter(name: &str) -> Option<VmUser> {
+        let name = name.parse::<ProcessName>().ok().filter(ProcessName::is_known_here)?;
+        let (vm, process, birth) = (STARTER.to_owned(), name.process, Some(name.birth));
+        Some(VmUser { vm, process, birth })
+    }
+
     /// `user` uses the function of `lease`, or did: the lease is returned when the VM has ended, unless `lease_ended` says
     /// then that there is nothing to return. One thread waits for a VM, however many leases it uses one after the other.
     pub fn watch(
@@ -130,7 +148,7 @@ impl Users {
                 let span = lease_span(lease);
                 let _about = span.enter();
                 if !lease_ended() {
-                    tracing::info!(vm, lease, "the VM has ended; what it borrowed goes back");
+                    tracing::info!(user = vm, lease, "it has ended; what it borrowed goes back");
                     let client = client.clone();
                     let returned = async move { give_back(&client, lease, &*lease_ended).await };
                     runtime.spawn(returned.instrument(span.clone()));

@@ -358,6 +358,9 @@ impl UseListener for Unheard {
     fn user_of(&self, _: &Path, _: u32) -> Option<VmUser> {
         None
     }
+    fn running_vm(&self, _: &Path) -> Option<VmUser> {
+        None
+    }
     fn lender_lost(&self, _: &Grant, _: &str) {}
     fn used(&self, _: &Grant, _: &VmUser, _: LeaseEnded) {}
     fn front_ended(&self, _: Vec<BorrowerAction>) {}

@@ -4,7 +4,7 @@
 //! rackbus changes neither the VM monitor nor the guest. What it knows of a VM is here: the QEMU
 //! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
 //! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
-//! [`agent`]), what nodes are told of the functions ([`interrupts`], [`lasting`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
+//! [`agent`]), what nodes are told of functions and of who borrows them ([`interrupts`], [`lasting`], [`process`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
 //! ([`machine`]), with memory that comes and goes ([`memory`]); and machines that stand for hosts, for
 //! tests of what runs on bare metal ([`metal`]).
 
@@ -15,6 +15,7 @@ pub mod lasting;
 pub mod machine;
 pub mod memory;
 pub mod metal;
+pub mod process;
 pub mod qmp;
 pub mod registry;
 pub mod spec;
@@ -28,6 +29,7 @@ pub use interrupts::InterruptChoice;
 pub use machine::{UNPLUG, Vm};
 pub use memory::PluggedMemory;
 pub use metal::{BareMetalMachine, MachineSpec, NetworkCable, SharedNetwork};
+pub use process::ProcessName;
 pub use qmp::Qmp;
 pub use registry::{Plugged, VmRecord};
 pub use spec::{Boot, Console, FunctionSpec, VmIommu, VmSpec};

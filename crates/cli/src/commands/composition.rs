@@ -111,8 +111,12 @@ impl Args {
             }
             Command::Borrow(args) => {
                 let wait_ms = args.wait.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
-                let request =
-                    CompositionRequest { wait_ms, priority: args.priority, vm: args.vm.clone() };
+                let request = CompositionRequest {
+                    wait_ms,
+                    priority: args.priority,
+                    vm: args.vm.clone(),
+                    starter: None,
+                };
                 let borrowed = client.borrow_composition(&args.name, &request).await?;
                 output.result(&borrowed, |o| {
                     for lease in &borrowed.leases {

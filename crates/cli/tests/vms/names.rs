@@ -34,6 +34,44 @@ fn who_ends_vm_run_while_it_starts_leaves_nothing_either() {
     assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
 }
 
+/// What stands for a QEMU that says nothing when it is asked what it can do, until nobody waits for that.
+const SILENT: &str = "#!/bin/sh\ncase \" $* \" in *' -S '*) while kill -0 $PPID; do sleep 0.02; done; exit 1 ;; esac\n\
+                      exec sleep 1000\n";
+
+/// The node sees that the process has ended which was to start the VM; and so does one that goes on in its place.
+#[test]
+fn vm_run_that_is_killed_while_it_starts_leaves_nothing_either() {
+    let lab = Lab::with(SILENT);
+    for (round, restarted) in [(1, false), (2, true)] {
+        let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
+        lab.rack.wait_lease(round, LeaseStage::Active);
+        if restarted {
+            lab.rack.restart_in_place("beta");
+        }
+        kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
+        run.wait().unwrap();
+        assert!(lab.rack.wait_lease(round, LeaseStage::Ended).returned);
+        lab.rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    }
+}
+
+/// Its VM has the function by then, though it has not opened it.
+#[test]
+fn what_vm_run_borrowed_goes_back_with_its_vm_where_it_was_killed_before() {
+    let lab = Lab::up();
+    let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
+    lab.answer("vm1");
+    let mut told = BufReader::new(run.stderr.take().unwrap());
+    told.read_line(&mut String::new()).unwrap();
+    let qemu = qemu(&lab.folder("vm1"));
+    kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
+    run.wait().unwrap();
+    assert!(!qemu.is_gone());
+    qemu.signal(Signal::KILL);
+    assert!(qemu.wait(PATIENCE));
+    assert!(lab.rack.wait_lease(1, LeaseStage::Ended).returned);
+}
+
 /// It is to go on without who started it, but not before that has said so.
 #[test]
 fn who_ends_a_detached_vm_run_while_it_starts_leaves_nothing_either() {

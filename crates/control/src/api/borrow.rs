@@ -42,6 +42,11 @@ pub struct BorrowRequest {
     /// most 64 letters, digits, `.`, `_` and `-`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
+    /// The process of the borrower's machine that starts what will use the function, as ID.BIRTH.NAMESPACE: its id, when it began
+    /// in the kernel's ticks, and the number of the namespace that the id is of. Where it ends before anybody has used
+    /// the function, the lease is returned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<String>,
     /// How long to wait for the function while others have it, in milliseconds, at most a day; nothing:
     /// not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,6 +86,7 @@ impl BorrowRequest {
             group: None,
             level: None,
             vm: None,
+            starter: None,
             wait_ms: None,
             priority: 0,
         }
@@ -131,6 +137,7 @@ impl BorrowRequest {
     pub fn terms(&self) -> Result<Terms, ApiError> {
         check_name("a group", self.group.as_deref())?;
         check_name("a VM", self.vm.as_deref())?;
+        check_name("a process", self.starter.as_deref())?;
         check_level(self.level.as_deref())?;
         let placement = self.placed()?;
         if placement == Placement::Host && self.vm.is_some() {
@@ -141,7 +148,7 @@ impl BorrowRequest {
             ));
         }
         let (group, level, vm) = (self.group.clone(), self.level.clone(), self.vm.clone());
-        Ok(Terms { placement, group, level, vm })
+        Ok(Terms { placement, group, level, vm, starter: self.starter.clone() })
     }
 
     /// Where the function's front runs.

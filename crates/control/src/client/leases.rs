@@ -18,6 +18,15 @@ const UNKNOWN_FIELD: &str = "unknown field `accelerator`";
 const OLDER: &str = "the control plane is older and does not choose among accelerators: name one, HOST/DEVICE, or upgrade \
      rackbus of the control plane";
 
+/// What a control plane answers that takes no word of who starts what will use a function.
+const UNKNOWN_STARTER: &str = "unknown field `starter`";
+
+/// Whether a control plane is too old for a request that names such a process: it is asked without then, as before.
+fn knows_no_starter<T>(starter: Option<&String>, outcome: &Result<T, ControlClientError>) -> bool {
+    let unknown = |error: &ControlClientError| matches!(error, ControlClientError::Answer(said) if said.contains(UNKNOWN_STARTER));
+    starter.is_some() && outcome.as_ref().is_err_and(unknown)
+}
+
 impl ControlClient {
     /// Borrows a function; answers when it can be used. A control plane that is restarted meanwhile
     /// is asked again; a request that waits does so at the end of its queue.
@@ -50,7 +59,11 @@ impl ControlClient {
         request: &BorrowRequest,
         key: &str,
     ) -> Result<Lease, ControlClientError> {
-        let lease = self.change_as(Method::POST, "/v1/leases", request, key).await;
+        let mut lease = self.change_as(Method::POST, "/v1/leases", request, key).await;
+        if knows_no_starter(request.starter.as_ref(), &lease) {
+            let request = BorrowRequest { starter: None, ..request.clone() };
+            lease = self.change_as(Method::POST, "/v1/leases", &request, key).await;
+        }
         lease.map_err(|error| match error {
             ControlClientError::Answer(said)
                 if request.accelerator.is_some() && said.contains(UNKNOWN_FIELD) =>
@@ -178,7 +191,12 @@ impl ControlClient {
         request: &CompositionRequest,
     ) -> Result<Composition, ControlClientError> {
         let path = format!("/v1/compositions/{}/borrow", escape(name));
-        self.change(Method::POST, &path, request).await
+        let borrowed = self.change(Method::POST, &path, request).await;
+        if knows_no_starter(request.starter.as_ref(), &borrowed) {
+            let request = CompositionRequest { starter: None, ..request.clone() };
+            return self.change(Method::POST, &path, &request).await;
+        }
+        borrowed
     }
 
     /// Returns all that is borrowed of a composition.

@@ -176,9 +176,9 @@ impl Service {
         request: &CompositionRequest,
         key: Option<String>,
     ) -> Result<Composition, ApiError> {
-        let CompositionRequest { wait_ms, priority, vm } = request.clone();
-        let checked = BorrowRequest { wait_ms, vm, ..BorrowRequest::new("", "") };
-        let (wait, Terms { vm, .. }) = (checked.wait()?, checked.terms()?);
+        let CompositionRequest { wait_ms, priority, vm, starter } = request.clone();
+        let checked = BorrowRequest { wait_ms, vm, starter, ..BorrowRequest::new("", "") };
+        let (wait, Terms { vm, starter, .. }) = (checked.wait()?, checked.terms()?);
         let composition = self.find_composition(name)?;
         let now = self.composition(name)?;
         if now.state == CompositionState::Borrowed {
@@ -197,7 +197,8 @@ impl Service {
             }
         }
         let Saved { borrower, functions, placement, .. } = composition;
-        let terms = Terms { placement, group: Some(name.to_owned()), vm, level: None };
+        let group = Some(name.to_owned());
+        let terms = Terms { placement, group, vm, level: None, starter };
         let asked = FunctionsRequest { functions, borrower: &borrower, terms, key, chosen: None };
         let what = format!("the composition {name}");
         match self.grant(asked, wait, priority).await? {

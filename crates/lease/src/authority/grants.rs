@@ -92,7 +92,7 @@ impl Authority {
         terms: &Terms,
         turn: Option<TurnOf>,
     ) -> LeaseId {
-        let Terms { placement, group, level, vm } = terms.clone();
+        let Terms { placement, group, level, vm, starter } = terms.clone();
         let lease = self.next_lease;
         let epoch = self.functions.get(function).map_or(0, |record| record.epoch).saturating_add(1);
         self.set_next_lease(lease.saturating_add(1));
@@ -111,6 +111,7 @@ impl Authority {
             until: None,
             turn,
             vm,
+            starter,
             state,
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl.max(RETURN))));

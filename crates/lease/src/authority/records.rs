@@ -115,6 +115,10 @@ pub struct LeaseRecord {
     /// The VM of its borrower that it is plugged into, where that was asked for; a turn's is said by its `turn`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
+    /// The process of its borrower that starts what will use it, as that host's node reads it: the lease ends with it, if
+    /// nobody has used the function by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starter: Option<String>,
     /// How far lender and borrower have been told.
     pub state: LeaseState,
 }

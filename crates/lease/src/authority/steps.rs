@@ -149,9 +149,10 @@ impl Authority {
             LeaseState::Opening => {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
-                let LeaseRecord { placement, group, turn, vm, .. } = record;
+                let LeaseRecord { placement, group, turn, vm, starter, .. } = record;
+                #[rustfmt::skip]
                 let grant =
-                    Grant { lease, function, epoch, address, ttl, placement, group, turn, vm };
+                    Grant { lease, function, epoch, address, ttl, placement, group, turn, vm, starter };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { ref reason, .. } => {

@@ -14,6 +14,7 @@ fn grant(lease: LeaseId) -> Grant {
         group: None,
         turn: None,
         vm: None,
+        starter: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attaches to the lender for each client that opens a function's socket, and makes the device that the client sees.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use rackbus_control::lease_span;
@@ -17,13 +17,15 @@ use rackbus_pci::vfio_user::{
 use rackbus_vm::InterruptChoice;
 use rustix::io::Errno;
 
-use super::UseListener;
 use super::lease::{Attachment, Open};
+use super::{LeaseEnded, UseListener};
 use crate::front::PlacedDevice;
 use crate::lanes::Lanes;
 use crate::peers::{Followed, PeerGroups, PeerMembership, PeerWindows};
 use crate::remote::{OnLost, RemoteDevice};
 use crate::sessions::{HeldSession, hold_session};
+use crate::turns::LeaseUse;
+use crate::users::Users;
 
 /// How long a former front of the same function may take to end.
 const SUCCESSION: Duration = Duration::from_secs(5);
@@ -52,7 +54,7 @@ pub(super) struct AttachOpener {
     pub(super) gate: Gate,
     pub(super) hold: Duration,
     pub(super) lanes: Lanes,
-    pub(super) open: std::sync::Weak<Open>,
+    pub(super) open: Weak<Open>,
 }
 
 impl Opener for AttachOpener {
@@ -111,6 +113,13 @@ pub(super) fn show(
     Ok(Box::new(shown))
 }
 
+/// Whether a lease has ended, or has another user than this process.
+fn has_other_user(lease: Weak<Open>, process: u32) -> LeaseEnded {
+    // Nobody is there any more, or still that one.
+    let same = move |open: Arc<Open>| open.process().is_none_or(|now| now == process);
+    Box::new(move || !lease.upgrade().is_some_and(same))
+}
+
 impl AttachOpener {
     /// Tells who watches users of the one that is there, or was there last, if that is a VM. One may have ended while the
     /// control plane did not answer: then this returns the lease.
@@ -122,11 +131,28 @@ impl AttachOpener {
             *open.user() = user;
         }
         let Some(user) = open.user().clone() else { return };
-        let (lease, process) = (self.open.clone(), user.process);
-        // Nobody is there any more, or still that one.
-        let same = move |open: &Arc<Open>| open.process().is_none_or(|now| now == process);
-        let ended = Box::new(move || !lease.upgrade().is_some_and(|open| same(&open)));
+        let ended = has_other_user(self.open.clone(), user.process);
         self.listener.used(&open.grant, &user, ended);
+    }
+
+    /// Tells who watches users of the process that starts what will use the function: when it ends before, the lease is
+    /// returned, unless a VM that it has started is about to open the function.
+    pub(super) fn tell_starter(&self, open: &Arc<Open>) {
+        let Some(starter) = open.grant.starter.as_deref().and_then(Users::starter) else { return };
+        let (lease, listener) = (self.open.clone(), self.listener.clone());
+        let needless = move || {
+            let Some(open) = lease.upgrade() else { return true };
+            if open.use_of() != LeaseUse::Unused {
+                return true;
+            }
+            let Some(vm) = listener.running_vm(&open.path) else { return false };
+            let (lease, process) = (lease.clone(), vm.process);
+            listener.used(&open.grant, &vm, has_other_user(lease, process));
+            true
+        };
+        if !needless() {
+            self.listener.used(&open.grant, &starter, Box::new(needless));
+        }
     }
 
     /// Tells once that the lender is lost.

@@ -108,6 +108,9 @@ pub(crate) mod tests {
         fn user_of(&self, _socket: &Path, _process: u32) -> Option<VmUser> {
             None
         }
+        fn running_vm(&self, _socket: &Path) -> Option<VmUser> {
+            None
+        }
         fn used(&self, _grant: &Grant, _user: &VmUser, _ended: LeaseEnded) {}
         fn front_ended(&self, actions: Vec<BorrowerAction>) {
             let _ = self.0.send(actions);
@@ -118,7 +121,8 @@ pub(crate) mod tests {
     pub(crate) fn grant(lease: LeaseId, function: &str) -> Grant {
         let (function, address) = (function.parse().unwrap(), "nowhere".to_owned());
         let (placement, epoch, ttl) = (Placement::Borrower, lease, 1000);
-        Grant { lease, function, epoch, address, ttl, placement, group: None, turn: None, vm: None }
+        let (group, turn, vm, starter) = Default::default();
+        Grant { lease, function, epoch, address, ttl, placement, group, turn, vm, starter }
     }
 
     /// A borrower that was granted these, and what follows from the end of fronts.

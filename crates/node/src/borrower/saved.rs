@@ -116,7 +116,8 @@ impl BorrowedFunctions {
                 // Older states do not say so of one that has a user.
                 open.was_used.fetch_or(was_used, Ordering::AcqRel);
                 self.opener(&open).tell_use(&open);
-                self.all().insert(open.grant.lease, open);
+                self.all().insert(open.grant.lease, open.clone());
+                self.opener(&open).tell_starter(&open);
             }
         }
         drop(resuming);

@@ -63,6 +63,10 @@ impl UseListener for Unheard {
         None
     }
 
+    fn running_vm(&self, _: &Path) -> Option<VmUser> {
+        None
+    }
+
     fn used(&self, _: &Grant, _: &VmUser, _: LeaseEnded) {}
 
     fn front_ended(&self, _: Vec<BorrowerAction>) {}
@@ -160,6 +164,7 @@ impl Hosts {
             group: None,
             turn: None,
             vm: None,
+            starter: None,
         };
         let borrower = &self.borrowers[host];
         borrower.decide(|it| it.receive(0, Message::Granted(grant.clone())));

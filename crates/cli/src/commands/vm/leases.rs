@@ -7,27 +7,44 @@ use rackbus_control::api::{BorrowRequest, Lease};
 use rackbus_control::compositions::CompositionRequest;
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_pci::vfio_user::serve_function;
-use rackbus_vm::{Assets, FunctionSpec, InterruptChoice, Plugged, Vm, VmRecord, interrupts};
+use rackbus_vm::{
+    Assets, FunctionSpec, InterruptChoice, Plugged, ProcessName, Vm, VmRecord, interrupts,
+};
 
 use super::{Context, joined};
 use crate::commands::borrow::Trust;
 use crate::output::Failure;
 use crate::process::{EndRequests, Undertaking};
 
-/// Borrows all of them, or none, also where this command is asked to end meanwhile; for a VM that this host does not
-/// know, as one group.
+/// For whom a VM's functions are borrowed, and how.
+pub struct VmBorrowing<'a> {
+    /// The host that the VM runs on.
+    pub host: &'a str,
+    /// How far it trusts the lenders.
+    pub trust: Trust,
+    /// Of a VM that this host does not know: the group that all of them are borrowed for.
+    pub group: Option<&'a str>,
+    /// This process, where it starts the VM itself: what nobody uses when it ends goes back.
+    pub starter: Option<String>,
+}
+
+/// This process, by the name that nodes know processes by.
+pub fn this_process() -> Option<String> {
+    ProcessName::own().map(|name| name.to_string())
+}
+
+/// Borrows all of them, or none, also where this command is asked to end meanwhile.
 pub async fn borrow_all(
     context: &Context<'_>,
-    host: &str,
     functions: &[String],
-    trust: Trust,
-    group: Option<&str>,
+    borrowing: &VmBorrowing<'_>,
     requests: &mut EndRequests,
 ) -> Result<Vec<Lease>, Failure> {
+    let VmBorrowing { host, trust, group, starter } = borrowing;
     let mut leases = Vec::new();
     for name in functions {
-        let group = group.map(str::to_owned);
-        let request = BorrowRequest { group, ..trust.request_for_vm(name, host)? };
+        let (group, starter) = (group.map(str::to_owned), starter.clone());
+        let request = BorrowRequest { group, starter, ..trust.request_for_vm(name, host)? };
         let borrowed = match requests.unless_asked(context.client.borrow_as(&request)).await {
             Undertaking::Done(borrowed) => borrowed.map_err(Failure::from),
             Undertaking::DoneLate(borrowed) => {
@@ -77,7 +94,7 @@ pub async fn borrow_composition(
             return Err(Failure::new(error, remedy));
         }
     }
-    let request = CompositionRequest::default();
+    let request = CompositionRequest { starter: this_process(), ..CompositionRequest::default() };
     let borrowing = context.client.borrow_composition(name, &request);
     match requests.unless_asked(borrowing).await {
         Undertaking::Done(borrowed) => Ok(borrowed?.leases),

@@ -12,7 +12,10 @@ use rustix::process::Pid;
 use serde_json::json;
 
 use super::fabric::GuestHelper;
-use super::leases::{borrow_all, borrow_composition, function, give_back_all, interrupted, show};
+use super::leases::{
+    VmBorrowing, borrow_all, borrow_composition, function, give_back_all, interrupted, show,
+    this_process,
+};
 use super::memory::{MemoryArgs, check_room};
 use super::running::described;
 use super::{Context, OwnArgs, RunArgs, claim, free_name, joined};
@@ -88,9 +91,14 @@ async fn borrow(
         Some(name) => borrow_composition(context, &args.host, name, requests).await?,
         None => Vec::new(),
     };
-    let (host, trust, group) = (&args.host, args.trust, args.composition.as_deref());
+    let borrowing = VmBorrowing {
+        host: &args.host,
+        trust: args.trust,
+        group: args.composition.as_deref(),
+        starter: this_process(),
+    };
     let functions = [args.boot.as_slice(), &args.borrow].concat();
-    match borrow_all(context, host, &functions, trust, group, requests).await {
+    match borrow_all(context, &functions, &borrowing, requests).await {
         Ok(mut leases) => {
             leases.extend(composed);
             Ok(leases)
@@ -172,9 +180,9 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
     args.memory.check(context, &args.host)?;
     let group = args.group.clone().unwrap_or_else(new_group);
     let mut requests = EndRequests::listen();
-    let (host, trust) = (&args.host, args.trust);
-    let leases =
-        borrow_all(context, host, &args.borrow, trust, Some(&group), &mut requests).await?;
+    let group = Some(group.as_str());
+    let borrowing = VmBorrowing { host: &args.host, trust: args.trust, group, starter: None };
+    let leases = borrow_all(context, &args.borrow, &borrowing, &mut requests).await?;
     let arguments = match arguments(args, &leases, context) {
         Ok(_) if requests.is_asked().await => Err(interrupted()),
         outcome => outcome,

@@ -20,7 +20,8 @@ fn borrow_request(
     terms: &Terms,
     chosen: bool,
 ) -> KeyedRequest {
-    let Terms { placement, group, level, vm } = terms.clone();
+    // Who starts what uses it is not asked for: whoever asks again may be another process.
+    let Terms { placement, group, level, vm, starter: _ } = terms.clone();
     let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
     let function = if chosen { ANY_ACCELERATOR.to_owned() } else { names.join(TOGETHER) };
     KeyedRequest::Borrow { function, borrower: borrower.to_owned(), placement, group, level, vm }

@@ -1,5 +1,5 @@
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rackbus_link::{Conversation, LinkError};
 use rackbus_memory::{Handles, Lending, Stream};
 use rackbus_pci::endpoint::Endpoint;
 use rackbus_pci::vfio_user::Client;
+use rackbus_vm::ProcessName;
 
 use super::*;
 use crate::BorrowError;
@@ -20,6 +21,7 @@ use crate::borrower::fence_tests::{Follows, ended, grant};
 use crate::borrower::host::HostError;
 use crate::handover::parcel::{self, Parcel};
 use crate::turns::LeaseUse;
+use crate::users::VmUser;
 
 const FUNCTION: &str = "alpha/nvme0";
 const LONG: Duration = Duration::from_secs(30);
@@ -212,4 +214,74 @@ fn a_function_in_this_hosts_tree_appears_only_when_a_front_of_it_may_begin() {
     let refused = borrowing.functions.open(in_host(2)).unwrap_err();
     assert!(matches!(refused, BorrowError::Host(HostError::NoNtb(_))), "{refused}");
     borrowing.functions.fence.begin_front(2, Duration::ZERO).unwrap();
+}
+
+/// Says which VM runs, and hears which processes leases are to end with.
+struct Starting {
+    vm: Mutex<Option<VmUser>>,
+    watched: Mutex<Vec<(VmUser, LeaseEnded)>>,
+}
+
+impl UseListener for Starting {
+    fn lender_lost(&self, _grant: &Grant, _reason: &str) {}
+    fn vm_of(&self, _socket: &Path) -> Option<String> {
+        None
+    }
+    fn user_of(&self, _socket: &Path, _process: u32) -> Option<VmUser> {
+        None
+    }
+    fn running_vm(&self, _socket: &Path) -> Option<VmUser> {
+        self.vm.lock().unwrap().clone()
+    }
+    fn used(&self, _grant: &Grant, user: &VmUser, ended: LeaseEnded) {
+        self.watched.lock().unwrap().push((user.clone(), ended));
+    }
+    fn front_ended(&self, _actions: Vec<BorrowerAction>) {}
+}
+
+/// A borrower with a lease that this process has asked for, for a VM which it starts.
+fn starting() -> (tempfile::TempDir, BorrowedFunctions, Arc<Starting>) {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = Arc::new(Starting { vm: Mutex::default(), watched: Mutex::default() });
+    let link = Arc::new(Slow(mpsc::channel().0, Mutex::new(mpsc::channel().1)));
+    let (told, gate) = (listener.clone(), Gate::new().unwrap());
+    let functions =
+        BorrowedFunctions::new("test", "beta", folder.path(), link, fabric(), told, gate);
+    let starter = ProcessName::own().map(|name| name.to_string());
+    functions.open(Grant { starter, ..grant(1, FUNCTION) }).unwrap();
+    (folder, functions, listener)
+}
+
+/// The process that was watched last, and whether there is nothing to return when it ends.
+fn watched(listener: &Starting) -> (VmUser, bool) {
+    let (user, ended) = listener.watched.lock().unwrap().pop().unwrap();
+    (user, ended())
+}
+
+#[test]
+fn what_nobody_uses_goes_back_with_who_was_to_start_its_user() {
+    let (_folder, functions, listener) = starting();
+    let (user, needless) = watched(&listener);
+    assert_eq!((user.process, needless), (std::process::id(), false));
+    assert!(listener.watched.lock().unwrap().is_empty());
+    // Nobody waits for processes of other machines, nor without need.
+    let other = ProcessName { namespace: 1, ..ProcessName::own().unwrap() }.to_string();
+    for (lease, starter) in [(2, Some(other)), (3, Some("vm1".to_owned())), (4, None)] {
+        functions.open(Grant { starter, ..grant(lease, FUNCTION) }).unwrap();
+        assert!(listener.watched.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_vm_that_runs_keeps_what_it_has_when_who_started_it_ends() {
+    let (_folder, functions, listener) = starting();
+    let (_, ended) = listener.watched.lock().unwrap().pop().unwrap();
+    let vm = VmUser::new("vm1".to_owned(), std::process::id());
+    *listener.vm.lock().unwrap() = Some(vm.clone());
+    assert!(ended(), "it is taken from a VM that is about to open it");
+    let (user, needless) = watched(&listener);
+    assert_eq!((user, needless), (vm, false), "its lease ends with nobody");
+    *listener.vm.lock().unwrap() = None;
+    drop(functions);
+    assert!(ended(), "the lease is gone");
 }
