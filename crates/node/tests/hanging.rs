@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use rackbus_control::api::{Device as ApiDevice, DeviceState};
+use rackbus_control::api::{Device as ApiDevice, DeviceState, HostState, RackStatus};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::{ControlClient, ServiceOptions};
 use rackbus_fabric::rack::DeviceCapability;
@@ -431,6 +431,13 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         let agent = Agent::new(identity, lender, borrower, unplugger, observe, heard);
         tokio::spawn(agent.run(inbox));
     }
+    let up = async {
+        let all_up = |status: RackStatus| status.hosts.iter().all(|it| it.state == HostState::Up);
+        while !client.status().await.is_ok_and(all_up) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, up).await.expect("the hosts do not come up");
     client
 }
 
