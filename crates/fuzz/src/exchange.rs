@@ -182,8 +182,11 @@ impl World {
         self.read();
         if cut || self.side == SessionSide::Asks {
             self.peer.cut();
+            let mut heard = 0;
             while !self.peer.is_let_go() && !self.is_over() {
                 self.hear();
+                heard += 1;
+                assert!(heard < 10_000, "a connection that was cut is not let go");
             }
         }
         let wanted = match self.side {

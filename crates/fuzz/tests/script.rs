@@ -13,7 +13,7 @@ fn program(path: &Path, script: &str) {
 
 /// Runs the script for two targets, of which the fuzzer says for the second `stats` at its end.
 fn fuzz(name: &str, stats: &str) -> Output {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));
     let rustc = Command::new("rustc").arg("-vV").output().unwrap();
     let version = String::from_utf8(rustc.stdout).unwrap();
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();

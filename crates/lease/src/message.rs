@@ -154,11 +154,22 @@ pub struct Grant {
 
 impl Grant {
     /// Whether `other` is the same lease, reached at the same place. Its time to live may differ: a
-    /// control plane that was started anew may have another.
+    /// control plane that was started anew may have another. So may whose start it waits for, of which an older one does not
+    /// know.
     pub fn same_lease(&self, other: &Grant) -> bool {
-        let Grant { lease, function, epoch, address, ttl: _, placement, group, turn, vm, starter } =
-            self;
-        (lease, function, epoch, address, placement, group, turn, vm, starter)
+        let Grant {
+            lease,
+            function,
+            epoch,
+            address,
+            ttl: _,
+            placement,
+            group,
+            turn,
+            vm,
+            starter: _,
+        } = self;
+        (lease, function, epoch, address, placement, group, turn, vm)
             == (
                 &other.lease,
                 &other.function,
@@ -168,7 +179,6 @@ impl Grant {
                 &other.group,
                 &other.turn,
                 &other.vm,
-                &other.starter,
             )
     }
 }

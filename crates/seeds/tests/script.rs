@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 /// Runs the script with a cargo that runs one seed of each simulation, and for the property tests of the crate qos does
 /// what `properties` says.
 fn sim(name: &str, properties: &str) -> Output {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sim-{name}"));
     std::fs::create_dir_all(&folder).unwrap();
     let cargo = folder.join("cargo");
     let text = format!(

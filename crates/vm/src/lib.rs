@@ -4,8 +4,8 @@
 //! rackbus changes neither the VM monitor nor the guest. What it knows of a VM is here: the QEMU
 //! arguments that let a function be seen and hot-plugged ([`spec`]), QEMU's own control protocol
 //! ([`qmp`]), the guests that set-up prepares and the commands they run for the host ([`assets`],
-//! [`agent`]), what nodes are told of functions and of who borrows them ([`interrupts`], [`lasting`], [`process`]), where the VMs of a host are to be found ([`registry`]), and a VM's life
-//! ([`machine`]), with memory that comes and goes ([`memory`]); and machines that stand for hosts, for
+//! [`agent`]), what nodes are told of functions and of who borrows them ([`interrupts`], [`lasting`],
+//! [`process`]), where the VMs of a host are to be found ([`registry`]), and a VM's life ([`machine`]), with memory that comes and goes ([`memory`]); and machines that stand for hosts, for
 //! tests of what runs on bare metal ([`metal`]).
 
 pub mod agent;

@@ -13,7 +13,7 @@ pub struct ProcessName {
     pub process: u32,
     /// When it began, in the kernel's ticks since it started.
     pub birth: u64,
-    /// Number of the namespace that the id is of.
+    /// A number of the namespace that the id is of, which another machine's has not, nor this one's after it was started anew.
     pub namespace: u64,
 }
 
@@ -22,9 +22,12 @@ pub struct ProcessName {
 #[error("`{0}` names no process; write ID.BIRTH.NAMESPACE, three numbers")]
 pub struct BadProcessName(pub String);
 
-/// The namespace of this process' ids.
+/// Numbers the namespace of this process' ids. By itself the first one has the same number on every machine.
 fn own_namespace() -> Option<u64> {
-    std::fs::metadata("/proc/self/ns/pid").ok().map(|meta| meta.ino())
+    let of_machine = std::fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = boot.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    Some(of_machine ^ u64::from_str_radix(&digits, 16).ok()?)
 }
 
 impl ProcessName {
@@ -74,7 +77,11 @@ mod tests {
         let own = ProcessName::own().expect("this process runs");
         assert!(own.is_known_here());
         assert_eq!(own.to_string().parse(), Ok(own));
-        assert!(!ProcessName { namespace: own.namespace + 1, ..own }.is_known_here());
+        assert!(!ProcessName { namespace: own.namespace ^ 1, ..own }.is_known_here());
+        // As the first namespace of another machine is numbered by its kernel.
+        assert!(!ProcessName { namespace: 0xefff_fffc, ..own }.is_known_here());
+        let longest = ProcessName { process: u32::MAX, birth: u64::MAX, namespace: u64::MAX };
+        assert!(longest.to_string().len() <= 64, "it is no name of the API's");
         for bad in ["", "1", "1.2", "1.2.3.4", "1.x.3", "4294967296.2.3", "-1.2.3"] {
             assert_eq!(bad.parse::<ProcessName>(), Err(BadProcessName(bad.to_owned())));
         }

@@ -1,5 +1,6 @@
 //! A VM is started: its functions are borrowed, and QEMU gets its arguments.
 
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::Lease;
@@ -197,10 +198,11 @@ pub(super) async fn own_args(args: &OwnArgs, context: &Context<'_>) -> Result<()
             return Err(failure);
         }
     };
-    for lease in leases.iter().map(|lease| lease.lease) {
-        context.output.progress(&match args.keep {
-            true => format!("when no VM uses it any more: rackbus return {lease}"),
-            false => format!(
+    for Lease { lease, socket, .. } in &leases {
+        let is_noted = |socket: &String| lasting::ends_with_user(Path::new(socket));
+        context.output.progress(&match socket.as_ref().is_some_and(is_noted) {
+            false => format!("when no VM uses it any more: rackbus return {lease}"),
+            true => format!(
                 "lease {lease} ends with your QEMU; if you start none: rackbus return {lease}"
             ),
         });
@@ -219,7 +221,11 @@ fn arguments(
 ) -> Result<(Vec<String>, Option<GuestHelper>), Failure> {
     let functions: Vec<FunctionSpec> = leases.iter().filter_map(function).collect();
     if !args.keep {
-        functions.iter().try_for_each(|function| lasting::end_with_user(&function.socket))?;
+        let here = functions.iter().filter(|function| {
+            // Where the host is another machine, so is the QEMU, and what is printed is taken there.
+            function.socket.parent().is_some_and(Path::is_dir)
+        });
+        here.map(|function| &*function.socket).try_for_each(lasting::end_with_user)?;
     }
     if args.msix {
         // Nothing is known of that QEMU.
