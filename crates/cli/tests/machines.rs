@@ -242,9 +242,9 @@ fn a_nodes_certificate_is_renewed_by_itself_and_it_stays_joined() {
     beta.json(&["return", &lease.lease.to_string()]);
     let lease = beta.borrow("alpha/nvme0", "beta");
     open(&lease).read(0, &mut [0; 4096]).unwrap();
-    for wrong in ["4s", "31d"] {
+    for wrong in ["19s", "31d"] {
         let said = rack.control.bad(&["token", "beta", "--life", wrong]);
-        assert!(said.contains("choose 5 s to 30 days"), "{said}");
+        assert!(said.contains("choose 20 s to 30 days"), "{said}");
     }
 }
 
