@@ -13,7 +13,7 @@ use rackbus_vm::agent::{CommandOutput, GuestAgent};
 
 /// Bytes of an input that stand for the numbers of the two commands that run.
 const NUMBERS: [u8; 2] = [0xf0, 0xf1];
-/// Words of replies.
+/// Words that replies of a guest's agent have in them.
 pub const WORDS: &[&str] = &[" 0 - -\n", " 124 ", " -1 ", "aGkK", "====", " - ", "\n"];
 const LIMIT: Duration = Duration::from_secs(60);
 

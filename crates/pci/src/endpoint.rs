@@ -346,7 +346,7 @@ impl Endpoint {
         self.function.serve_medium(carried)
     }
 
-    /// As [`Function::front_memory`].
+    /// The BARs whose memory goes along with the medium ([`Function::front_memory`]).
     pub fn front_memory(&self) -> &'static [u8] {
         self.function.front_memory()
     }

@@ -37,12 +37,12 @@ struct BlockServer {
 enum BlockClient {
     /// fio's own engine for NBD, with the export's name.
     Nbd(&'static str),
-    /// libiscsi's `iscsi-perf`.
+    /// libiscsi's `iscsi-perf`, which knows the target by itself.
     Iscsi,
 }
 
 impl BlockServer {
-    /// nbdkit with memory.
+    /// nbdkit with its plugin that keeps data in memory.
     fn nbdkit() -> Result<BlockServer, BenchError> {
         let port = free_port()?;
         let size = format!("size={STORE}");

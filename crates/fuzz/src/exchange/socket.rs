@@ -29,7 +29,7 @@ fn send(socket: &UnixStream, bytes: &[u8]) -> std::io::Result<usize> {
     Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
 }
 
-/// The fuzzer's side.
+/// The side of a connection that the fuzzer plays.
 #[derive(Debug)]
 pub(super) struct FuzzedNode(UnixStream, Arc<Fate>, bool);
 
@@ -73,7 +73,7 @@ impl FuzzedNode {
         self.1.let_go.load(Ordering::Relaxed)
     }
 
-    /// The connection breaks.
+    /// Breaks the connection, as a lost network does.
     pub(super) fn cut(&mut self) {
         // It may be shut down already.
         let _ = self.0.shutdown(Shutdown::Both);

@@ -46,7 +46,7 @@ enum Kind {
     Again,
     /// In a cache: loads from it were fast.
     Warm,
-    /// In no cache.
+    /// In no cache, by how long loads from it took.
     Cold,
 }
 

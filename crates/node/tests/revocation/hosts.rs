@@ -32,7 +32,7 @@ pub struct Hosts {
     address: String,
     /// Fronts and mediums move data by lanes.
     have_lanes: bool,
-    /// Where fronts run.
+    /// Where fronts of all leases run.
     placement: Placement,
     /// Number and epoch of the last lease.
     last: AtomicU64,

@@ -341,7 +341,7 @@ pub struct EngineDevice {
     _scrub: Option<Arc<ScrubOnDrop>>,
     /// What of the BARs the user of a session may map. Ends after the function was scrubbed.
     bars: Option<Arc<SharedBars>>,
-    /// As [`Function::front_memory`](crate::Function::front_memory).
+    /// The BARs whose memory goes along with the medium ([`Function::front_memory`](crate::Function::front_memory)).
     front_memory: &'static [u8],
 }
 
