@@ -43,7 +43,9 @@ pub struct BorrowRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
     /// The process of the borrower's machine that starts what will use the function, as ID.BIRTH.NAMESPACE: its id, when it began
-    /// in the kernel's ticks, and the number of the namespace that the id is of. Where it ends before anybody has used
+    /// in the kernel's ticks, and a number of the namespace that the id is of (the inode of `/proc/self/ns/pid`, combined by
+    /// exclusive or with the first 16 hexadecimal digits of the machine's boot id). A process that the borrower's node does
+    /// not know by that is not waited for. Where it ends before anybody has used
     /// the function, the lease is returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<String>,
