@@ -22,8 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rackbus_memory::{HandleError, Handles, SharedMemory, sparse};
-use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom};
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
+
+use crate::lock::lock_file;
 
 /// What becomes of a span's content when it is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -454,7 +456,7 @@ fn lock(path: &Path) -> Result<File, SpanError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     let file = options.open(&lock).map_err(&failed)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match lock_file(&file) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),
         Err(cause) => Err(failed(cause.into())),

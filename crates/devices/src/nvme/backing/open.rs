@@ -7,16 +7,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
 use super::shared::LockedFile;
+use crate::lock::lock_file;
 
-/// How long another process may hold the file before it counts as in use.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// File systems without a medium, where no read waits for one: tmpfs and hugetlbfs. They do not
 /// know `RWF_NOWAIT`.
 const MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
@@ -61,7 +58,7 @@ pub fn take(path: &Path, size: u64, block_size: u32) -> Result<(File, u64), Nvme
         .truncate(false)
         .open(path)
         .map_err(fail(path, "cannot open"))?;
-    match lock(&file) {
+    match lock_file(&file) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             return Err(NvmeError::InUse { path: path.to_owned() });
@@ -112,20 +109,6 @@ pub fn check_same(file: &File, other: File) -> io::Result<File> {
     let same = (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino);
     let writable = rustix::fs::fcntl_getfl(&other)?.contains(rustix::fs::OFlags::RDWR);
     if same && writable { Ok(other) } else { Err(io::Error::other("it is of another file")) }
-}
-
-/// Takes the file for this process alone. A process that was killed may hold its files a moment
-/// longer, until the kernel has finished what it had in flight.
-fn lock(file: &File) -> Result<(), Errno> {
-    let start = Instant::now();
-    loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_PATIENCE / 1000);
-            }
-            result => return result,
-        }
-    }
 }
 
 /// Makes the names of a file's folder durable.
