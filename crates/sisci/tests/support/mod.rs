@@ -20,6 +20,7 @@ use rackbus_link::shm::ShmLink;
 use rackbus_link::tcp::{SCHEME, TcpLink};
 use rackbus_node::segments::Segments;
 use rackbus_segment::directory::{DirectorySettings, HostRange};
+use tracing::Level;
 
 /// The hosts: their node ids and names.
 pub const HOSTS: [(u32, &str); 3] = [(4, "alpha"), (8, "beta"), (12, "gamma")];
@@ -130,6 +131,8 @@ impl Rack {
 
     /// The same with hosts that are machines: they reach each other by TCP alone.
     pub fn of_machines() -> Rack {
+        // A scenario says only that the other host does not answer; why, the nodes say.
+        let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(Level::INFO).try_init();
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         let authority = CertificateAuthority::open(folder.path(), "test").unwrap();
         // An address of its own for each rack: a port that was free is nobody else's before its node listens there.
