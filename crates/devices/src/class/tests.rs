@@ -60,7 +60,11 @@ fn what_only_the_model_knows_is_read_and_not_played() {
 /// The model is told what each function's lender keeps to, those that inherit it from their device too.
 #[test]
 fn the_model_is_told_what_bounds_each_function() {
-    let text = "name = \"lab\"\n[hosts.a.devices.d]\nkind = \"nvme\"\nsize = \"1 GiB\"\nrate = \"500 MB/s\"\n\
+    let text = "name = \"lab\"\n[hosts.a.devices.b]\nkind = \"accelerator\"\nfunctions = 1\n\
+                level = \"aes256gcm 1 Gbit/s max 2 Gbit/s out 4 Gbit/s\"\n\
+                [hosts.a.devices.c]\nkind = \"accelerator\"\nfunctions = 1\n\
+                level = \"zstd 10 kop/s max 20 kop/s\"\n\
+                [hosts.a.devices.d]\nkind = \"nvme\"\nsize = \"1 GiB\"\nrate = \"500 MB/s\"\n\
                 [hosts.a.devices.e]\nkind = \"nvme\"\nsize = \"1 GiB\"\nrate = \"200 MB/s\"\n\
                 [hosts.a.devices.e.functions]\nvf1 = { size = \"4 MiB\" }\n\
                 vf2 = { size = \"4 MiB\", rate = \"1 GB/s\", operations = 20000 }\n\
@@ -77,8 +81,11 @@ fn the_model_is_told_what_bounds_each_function() {
     let (bytes, operations) = (LimitCounts::Bytes, LimitCounts::Operations);
     let (read, written) = (LimitCounts::BytesRead, LimitCounts::BytesWritten);
     let both = |burst| vec![(read, 1_000_000_000, burst), (written, 1_000_000_000, burst)];
-    // A drive's buckets hold what comes in 50 ms, a network function's what comes in 5 ms, unless it says `burst`.
+    // A drive's buckets hold what comes in 50 ms, an accelerator's what comes in 20 ms, a network function's what comes in
+    // 5 ms, unless it says `burst`.
     let expected = [
+        ("a/b.vf1", vec![(read, 250_000_000, 5_000_000), (written, 500_000_000, 10_000_000)]),
+        ("a/c.vf1", vec![(operations, 20_000, 400)]),
         ("a/d", vec![(bytes, 500_000_000, 25_000_000)]),
         ("a/e.vf1", vec![(bytes, 200_000_000, 10_000_000)]),
         ("a/e.vf2", vec![(bytes, 1_000_000_000, 50_000_000), (operations, 20_000, 1_000)]),
