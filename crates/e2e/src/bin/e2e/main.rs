@@ -4,7 +4,7 @@
 //!
 //! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order, but those that are the same as another one on
 //! another version of Linux: `e2e DIR --more` runs these. The guests boot once and are shared; a scenario leaves them as
-//! it found them.
+//! it found them. One that fails does not: those after it have a rack and guests of their own, and all that failed is told.
 
 mod accelerators;
 mod bridges;
@@ -29,6 +29,7 @@ mod systems;
 mod testbed;
 mod translated;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -122,26 +123,55 @@ fn main() -> ExitCode {
     let wanted: Vec<String> = arguments.collect();
     let begun = Instant::now();
     match run(&dir, &wanted) {
-        Ok(count) => {
-            println!("e2e: ok, {count} scenarios in {:.0} s", begun.elapsed().as_secs_f64());
+        Ok(outcome) if outcome.failed.is_empty() => {
+            let (count, seconds) = (outcome.count, begun.elapsed().as_secs_f64());
+            println!("e2e: ok, {count} scenarios in {seconds:.0} s");
             ExitCode::SUCCESS
         }
-        Err(error) => {
+        Ok(outcome) => {
             // The logs are long: what failed comes last as well.
-            let text = error.to_string();
-            eprintln!(
-                "e2e: failed: {text}\ne2e: failed: {}",
-                text.lines().next().unwrap_or_default()
-            );
+            for failed in &outcome.failed {
+                eprintln!("e2e: failed: {failed}");
+            }
+            eprintln!("e2e: failed: {} of {} scenarios", outcome.failed.len(), outcome.count);
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("e2e: failed: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
-    if dir.exists() {
-        std::fs::remove_dir_all(dir)?;
+/// What the scenarios came to.
+#[derive(Default)]
+struct Outcome {
+    /// How many have run.
+    count: usize,
+    /// Of each that failed the first line.
+    failed: Vec<String>,
+}
+
+impl Outcome {
+    /// Takes down how a scenario went that has begun then; whether it succeeded.
+    fn note(&mut self, name: &str, begun: Instant, result: Result<()>) -> bool {
+        let seconds = begun.elapsed().as_secs_f64();
+        self.count += 1;
+        match result {
+            Ok(()) => println!("{seconds:>7.1} s  {name}"),
+            Err(ref error) => {
+                eprintln!("{seconds:>7.1} s  failed: {name}: {error}");
+                let text = error.to_string();
+                let line = text.lines().next().unwrap_or_default();
+                self.failed.push(format!("{name}: {line}"));
+            }
+        }
+        result.is_ok()
     }
+}
+
+fn run(dir: &Path, wanted: &[String]) -> Result<Outcome> {
+    empty(dir)?;
     let is_more = |name: &str| {
         MORE_ALONE.iter().any(|(more, _)| *more == name)
             || MORE.iter().any(|(more, _)| *more == name)
@@ -160,34 +190,59 @@ fn run(dir: &PathBuf, wanted: &[String]) -> Result<usize> {
         _ if wants_more => is_more(name),
         named => named.iter().any(|w| name.contains(w.as_str())),
     };
-    let mut count = 0;
+    let mut outcome = Outcome::default();
     for (name, scenario) in alone().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
-        scenario(dir).map_err(|e| CheckFailure(format!("{name}: {e}")))?;
-        println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
-        count += 1;
+        let result = scenario(dir);
+        outcome.note(name, begun, result);
     }
-    if !with_rack().any(|(name, _)| chosen(name)) {
-        return Ok(count);
-    }
-    let begun = Instant::now();
-    let rack = RackProcesses::start(RACK.as_ref(), dir)?;
-    // Both boot at the same time.
-    let room = ["--max-memory", "1G"];
-    let mut old = Guest::start_with(&rack, "old", "beta", "bookworm", &[], &room)?;
-    let mut new = Guest::start_with(&rack, "new", "gamma", "trixie", &[], &room)?;
-    old.booted()?;
-    new.booted()?;
-    println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
-    let mut world = RackWithGuests { rack, old, new };
+    let mut world = None;
     for (name, scenario) in with_rack().filter(|(name, _)| chosen(name)) {
         let begun = Instant::now();
-        let outcome = scenario(&mut world).and_then(|()| nothing_left(&world));
-        outcome.map_err(|e| CheckFailure(format!("{name}: {e}\n{}", world.rack.tail())))?;
-        println!("{:>7.1} s  {name}", begun.elapsed().as_secs_f64());
-        count += 1;
+        let with = match &mut world {
+            Some(world) => world,
+            none => match RackWithGuests::start(dir) {
+                Ok(started) => none.insert(started),
+                Err(error) => {
+                    // Nothing can run, but what failed before is told.
+                    outcome.note(name, begun, Err(error));
+                    break;
+                }
+            },
+        };
+        let begun = Instant::now();
+        let result = scenario(with).and_then(|()| nothing_left(with));
+        let result = result.map_err(|e| CheckFailure(format!("{e}\n{}", with.rack.tail())));
+        if !outcome.note(name, begun, result) {
+            // It may have left anything behind.
+            world = None;
+            empty(dir)?;
+        }
     }
-    Ok(count)
+    Ok(outcome)
+}
+
+/// Removes what is in the folder, and it.
+fn empty(dir: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+impl RackWithGuests {
+    /// Starts the rack, and both guests at the same time.
+    fn start(dir: &Path) -> Result<RackWithGuests> {
+        let begun = Instant::now();
+        let rack = RackProcesses::start(RACK.as_ref(), dir)?;
+        let room = ["--max-memory", "1G"];
+        let mut old = Guest::start_with(&rack, "old", "beta", "bookworm", &[], &room)?;
+        let mut new = Guest::start_with(&rack, "new", "gamma", "trixie", &[], &room)?;
+        old.booted()?;
+        new.booted()?;
+        println!("{:>7.1} s  the rack and two guests are up", begun.elapsed().as_secs_f64());
+        Ok(RackWithGuests { rack, old, new })
+    }
 }
 
 /// No scenario leaves leases behind.
