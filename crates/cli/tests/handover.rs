@@ -13,8 +13,9 @@ use rackbus_control::api::{DeviceState, Lease, LeaseStage};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_pci::engine::EngineOptions;
-use rackbus_pci::vfio_user::{Client, serve_function};
+use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
 use rackbus_spec::vfio_user::region;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use support::load::Load;
 use support::{PATIENCE, Rack, THREE_HOSTS, open, pattern, socket};
@@ -335,28 +336,70 @@ fn functions_go_on_reaching_each_other() {
 }
 
 /// What its server has of the user's cannot be passed on. Without a user nothing is in the way, and the next one may come.
+/// The variable that makes this program a vfio-user server: the socket that it listens at.
+const SERVE: &str = "RACKBUS_TEST_SERVE";
+
+fn serve_drive(socket: &Path) -> LocalFunction {
+    let model = Nvme::new(&NvmeConfig::memory(16 << 20, "upstream")).unwrap();
+    serve_function(Box::new(model), socket, EngineOptions::default()).unwrap()
+}
+
+/// Is the server that a node runs in [`functions_of_other_programs_go_on`].
 #[test]
-fn a_node_is_not_restarted_while_another_programs_function_is_in_use() {
+fn serves_when_it_is_told_to() {
+    let Ok(socket) = std::env::var(SERVE) else { return };
+    let socket = PathBuf::from(socket);
+    std::fs::write(socket.with_extension("pid"), std::process::id().to_string()).unwrap();
+    let _server = serve_drive(&socket);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A server that listens by itself, and one that the node runs for each user.
+#[test]
+fn functions_of_other_programs_go_on() {
     let folder = tempfile::tempdir().unwrap();
-    let server = folder.path().join("other.sock");
-    let model = Nvme::new(&NvmeConfig::memory(1 << 20, "upstream")).unwrap();
-    let _served = serve_function(Box::new(model), &server, EngineOptions::default()).unwrap();
+    let (own, run) = (folder.path().join("own.sock"), folder.path().join("run.sock"));
+    let _served = serve_drive(&own);
+    let program = std::env::current_exe().unwrap();
     let rack = Rack::up(&format!(
-        "name = \"lab\"\n[hosts.alpha.devices.other0]\nkind = \"upstream\"\nsocket = {server:?}\n[hosts.beta]\n"
+        "name = \"lab\"\n[hosts.alpha.devices.own0]\nkind = \"upstream\"\nsocket = {own:?}\n\
+         [hosts.alpha.devices.run0]\nkind = \"upstream\"\nsocket = {run:?}\n\
+         command = [\"env\", \"{SERVE}={}\", {program:?}, \"--exact\", \"serves_when_it_is_told_to\"]\n\
+         [hosts.beta]\n[hosts.gamma]\n",
+        run.display()
     ));
-    let lease = rack.borrow("alpha/other0", "beta");
+    let server = || {
+        let number = std::fs::read_to_string(run.with_extension("pid")).unwrap();
+        Pid::from_raw(number.parse().unwrap()).unwrap()
+    };
+    let lease = rack.borrow("alpha/own0", "beta");
+    restarts_under_load(&rack, &lease, 2);
+    let lease = rack.borrow("alpha/run0", "beta");
+    restarts_under_load(&rack, &lease, 2);
+
+    // It is the same process all the time, and ends with its user.
+    let lease = rack.borrow("alpha/run0", "beta");
+    let mut drive = open(&lease);
+    let before = server();
+    restart(&rack, "alpha");
+    drive.write(0, &[0xa5; 4096], false).unwrap();
+    assert!(rack.give_back(&lease).returned);
+    assert_eq!(server(), before);
+    assert!(test_kill_process(before).is_err(), "the server is still there");
+    drop(drive);
+
+    // One that ends after the restart is lost to its user, as before it.
+    let lease = rack.borrow("alpha/run0", "gamma");
     let mut drive = open(&lease);
     drive.write(0, &[0x5a; 4096], false).unwrap();
-    let refused = rack.restart_refused("alpha");
-    assert!(refused.contains("other0"), "{refused}");
-    let mut found = [0; 4096];
-    drive.read(0, &mut found).unwrap();
-    assert_eq!(found, [0x5a; 4096], "it goes on");
-    drop(drive);
-    rack.give_back(&lease);
     restart(&rack, "alpha");
-    let lease = rack.borrow("alpha/other0", "beta");
-    open(&lease).read(0, &mut found).unwrap();
+    kill_process(server(), Signal::KILL).unwrap();
+    while drive.flush().is_ok() {}
+    let _ = rack.run(&["return", &lease.lease.to_string()]);
+    rack.wait_device("alpha/run0", DeviceState::Offered);
+    drop(open(&rack.borrow("alpha/run0", "beta")));
 }
 
 #[test]

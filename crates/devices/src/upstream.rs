@@ -15,7 +15,7 @@ use crate::class::{Class, DeviceConfig};
 use crate::place::Folders;
 
 /// Name of the class.
-const CLASS: &str = "upstream";
+pub const CLASS: &str = "upstream";
 
 /// The class of functions that another program serves.
 #[derive(Debug)]

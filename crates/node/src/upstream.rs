@@ -7,7 +7,11 @@
 //! ended, whatever it does: that holds against a server that hangs or lies, too. Its standard input is a locked
 //! file: a program that is left over, because the node died or it left its process group, is seen by the lock,
 //! and none is run beside it.
+//!
+//! When the node is restarted in place, the program does not stop: the next process has it by the same connection.
 
+mod process;
+mod saved;
 mod session;
 
 use std::fs::File;
@@ -17,7 +21,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,17 +30,18 @@ use rackbus_control::api::DeviceReport;
 use rackbus_devices::upstream::UpstreamServer;
 use rackbus_fabric::Lending;
 use rackbus_memory::Stream;
-use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice, SharedBars};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::lendable::{Attached, Lendable, NotReady, NotSaved};
-use crate::remote::{LenderConversation, RemoteDevice};
+use crate::lendable::{Attached, Lendable, NotReady, NotSaved, Resumed, User};
+use crate::remote::{OnLost, RemoteDevice};
 use crate::wired::WiredInterrupts;
-use session::UpstreamSession;
+use process::ServerProcess;
+use saved::PassedOn;
+pub(crate) use saved::{STATE_VERSION, abandon};
+use session::{OpenedUpstream, UpstreamSession};
 
 /// How long a server may take to be there, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -56,9 +61,9 @@ pub struct Upstream {
     name: String,
     server: UpstreamServer,
     /// The server that was run for the user; `None` between two users.
-    process: Arc<Mutex<Option<Child>>>,
-    /// The conversation with the server while there is a user, for who takes the function away.
-    conversation: Arc<Mutex<Option<LenderConversation>>>,
+    process: Arc<Mutex<Option<ServerProcess>>>,
+    /// The function while there is a user, for who takes it away, and for who passes it on.
+    opened: Arc<Mutex<Option<Arc<OpenedUpstream>>>>,
     /// The connection while the server is asked what it serves.
     opening: Arc<Mutex<Option<UnixStream>>>,
     /// The last session ended without the server's word that it released everything.
@@ -76,14 +81,14 @@ impl Upstream {
             name: name.to_owned(),
             server,
             process: Arc::default(),
-            conversation: Arc::default(),
+            opened: Arc::default(),
             opening: Arc::default(),
             unsettled: Arc::default(),
         }
     }
 
     /// Runs the program, in a process group of its own, so that what it starts ends with it.
-    fn run(&self, command: &[String]) -> io::Result<Child> {
+    fn run(&self, command: &[String]) -> io::Result<ServerProcess> {
         let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let alone = self.lock()?;
         let socket = &self.server.socket;
@@ -98,9 +103,10 @@ impl Upstream {
         }
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.server.folder).stdin(Stdio::from(alone));
-        command.process_group(0).spawn().map_err(|error| {
+        let child = command.process_group(0).spawn().map_err(|error| {
             io::Error::new(error.kind(), format!("the program {program} cannot be run: {error}"))
-        })
+        })?;
+        ServerProcess::of(&child)
     }
 
     /// An empty file that the program has for as long as it or what it started runs. One that ran before may
@@ -149,8 +155,8 @@ impl Upstream {
             let socket = self.server.socket.display();
             let mut process = locked(&self.process);
             match process.as_mut() {
-                Some(child) => {
-                    if let Some(status) = child.try_wait()? {
+                Some(process) => {
+                    if let Some(status) = process.status()? {
                         let said =
                             format!("its server ended ({status}) before it listened at {socket}");
                         return Err(io::Error::other(said));
@@ -174,9 +180,10 @@ impl Upstream {
 
     /// Connects, and resets the function. It ends within [`OPENING`], and when the function is
     /// [taken away](Lendable::revoke), however slowly the server answers.
-    fn open(&self, user: Arc<dyn Stream>) -> io::Result<RemoteDevice> {
+    fn open(&self, user: Arc<dyn Stream>) -> io::Result<OpenedUpstream> {
         let stream = self.connect()?;
-        let (revoked, slow) = (stream.try_clone()?, stream.try_clone()?);
+        let (connection, revoked, slow) =
+            (stream.try_clone()?, stream.try_clone()?, stream.try_clone()?);
         let (opened, ended) = mpsc::channel::<()>();
         let watch = move || {
             if ended.recv_timeout(OPENING) == Err(RecvTimeoutError::Timeout) {
@@ -188,7 +195,8 @@ impl Upstream {
         let device = self.describe_and_reset(stream, user);
         *locked(&self.opening) = None;
         drop(opened);
-        device
+        let (mappings, interrupts) = Default::default();
+        Ok(OpenedUpstream { device: device?, connection, mappings, interrupts })
     }
 
     fn describe_and_reset(
@@ -196,16 +204,58 @@ impl Upstream {
         stream: UnixStream,
         user: Arc<dyn Stream>,
     ) -> io::Result<RemoteDevice> {
-        let name = self.name.clone();
-        let lost = move |how: String| {
-            tracing::error!(device = name, how, "the server of a lent function is gone");
-            // Its borrower learns it as the loss of its lender.
-            user.shut_down();
-        };
-        let device = RemoteDevice::attach(Arc::new(stream), Box::new(lost));
+        let device = RemoteDevice::attach(Arc::new(stream), self.when_lost(user));
         let device = device.map_err(io::Error::other)?.of_foreign_server();
         device.reset().map_err(io::Error::other)?;
         Ok(device)
+    }
+
+    /// What is done when the server is gone before its user.
+    fn when_lost(&self, user: Arc<dyn Stream>) -> OnLost {
+        let name = self.name.clone();
+        Box::new(move |how| {
+            tracing::error!(device = name, how, "the server of a lent function is gone");
+            // Its borrower learns it as the loss of its lender.
+            user.shut_down();
+        })
+    }
+
+    /// The function in its user's hands, whose BARs nobody may map yet. Others find it from now on.
+    fn begin(&self, function: OpenedUpstream, lending: Lending) -> UpstreamSession {
+        let function = Arc::new(function);
+        *locked(&self.opened) = Some(function.clone());
+        UpstreamSession {
+            function,
+            lending,
+            process: self.server.command.is_some().then(|| self.process.clone()),
+            opened: self.opened.clone(),
+            unsettled: self.unsettled.clone(),
+            bars: None,
+        }
+    }
+
+    /// Goes on with the function of another process, and its user.
+    fn go_on(&self, passed: PassedOn, user: User) -> io::Result<Resumed> {
+        let PassedOn { connection, shape, resources, vectors, pin, conversation } = passed;
+        let User { lending, stream, .. } = user;
+        let server = Arc::new(connection.try_clone()?);
+        let device = RemoteDevice::resume(server, shape, self.when_lost(stream));
+        let device = device.of_foreign_server();
+        let interrupts = WiredInterrupts::resumed(&lending, vectors.into_iter(), pin);
+        let interrupts = interrupts.map_err(io::Error::other)?;
+        let mappings = Mutex::default();
+        let function = OpenedUpstream { device, connection, mappings, interrupts };
+        // What is refused from here on ends as every session does: with the program, or with a reset.
+        let mut session = self.begin(function, lending.clone());
+        let lent = locked(&session.function.mappings).resume(
+            &lending,
+            resources.mappings,
+            resources.windows,
+        );
+        lent.map_err(io::Error::other)?;
+        let bars = SharedBars::new(lending, session.shape()).map_err(io::Error::other)?;
+        session.bars = Some(bars);
+        Ok((Box::new(session), conversation))
     }
 }
 
@@ -217,21 +267,6 @@ fn connect_now(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
-}
-
-/// Ends a program and what it started, and waits until it is gone.
-fn end(child: &mut Child) {
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let signal = |signal| group.map(|group| kill_process_group(group, signal));
-    let _ = signal(Signal::TERM);
-    let asked = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) && asked.elapsed() < GRACE {
-        std::thread::sleep(AGAIN);
-    }
-    // Whatever the program left behind, and the program itself if it is still there. A group that is gone
-    // is no failure.
-    let _ = signal(Signal::KILL);
-    let _ = child.wait();
 }
 
 impl Lendable for Upstream {
@@ -252,50 +287,40 @@ impl Lendable for Upstream {
     }
 
     fn attach(&self, lending: Lending, stream: &Arc<dyn Stream>) -> io::Result<Box<dyn Attached>> {
-        let is_run = self.server.command.is_some();
         if let Some(command) = &self.server.command {
-            let child = self.run(command)?;
-            *locked(&self.process) = Some(child);
+            let process = self.run(command)?;
+            *locked(&self.process) = Some(process);
         }
-        let device = match self.open(stream.clone()) {
-            Ok(device) => device,
+        let function = match self.open(stream.clone()) {
+            Ok(function) => function,
             Err(error) => {
                 // Not under the lock: one that cannot be killed must not keep who takes the function away.
-                let child = locked(&self.process).take();
-                child.into_iter().for_each(|mut child| end(&mut child));
+                let process = locked(&self.process).take();
+                process.into_iter().for_each(ServerProcess::end);
                 return Err(error);
             }
         };
-        *locked(&self.conversation) = Some(device.conversation());
-        let bars = SharedBars::new(lending.clone(), device.shape());
-        let mut session = UpstreamSession {
-            device,
-            lending,
-            mappings: Mutex::default(),
-            process: is_run.then(|| self.process.clone()),
-            conversation: self.conversation.clone(),
-            unsettled: self.unsettled.clone(),
-            interrupts: WiredInterrupts::default(),
-            bars: None,
-        };
+        let mut session = self.begin(function, lending.clone());
         // What is refused ends as every session does: with the program, or with a reset.
-        session.bars = Some(bars.map_err(io::Error::other)?);
+        let bars = SharedBars::new(lending, session.shape()).map_err(io::Error::other)?;
+        session.bars = Some(bars);
         Ok(Box::new(session))
     }
 
     fn revoke(&self) {
-        if let Some(conversation) = &*locked(&self.conversation) {
+        let conversation =
+            || locked(&self.opened).as_ref().map(|function| function.device.conversation());
+        if let Some(conversation) = conversation() {
             conversation.expect_end();
         }
-        if let Some(child) = locked(&self.process).as_mut() {
+        if let Some(process) = &*locked(&self.process) {
             // All that it had mapped goes with it.
-            let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+            process.kill();
         }
         if let Some(stream) = &*locked(&self.opening) {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        if let Some(conversation) = &*locked(&self.conversation) {
+        if let Some(conversation) = conversation() {
             conversation.end();
         }
     }
@@ -304,16 +329,45 @@ impl Lendable for Upstream {
         known
     }
 
-    /// What the server has of its user's cannot be read from it. Without a user there is nothing to pass on.
+    /// What the server does goes on. Without a user there is nothing to pass on.
     fn save(
         &self,
-        _conversation: vfio_user::RestingConversation,
+        conversation: vfio_user::RestingConversation,
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
-        match &*locked(&self.conversation) {
-            Some(_) => Err(NotSaved::Refused(SaveError::Unsupported)),
+        let process = locked(&self.process).as_ref().map(ServerProcess::number);
+        match &*locked(&self.opened) {
+            Some(function) => {
+                function.save(process, conversation).map(Some).map_err(NotSaved::Refused)
+            }
             None => Ok(None),
         }
+    }
+
+    fn take_back(&self, saved: SavedSession) {
+        if let Err(error) = saved.reclaim() {
+            tracing::error!(device = self.name, %error, "a saved function cannot be taken back");
+        }
+    }
+
+    fn resume(&self, saved: SavedSession, user: Option<User>) -> io::Result<Option<Resumed>> {
+        let process = saved::process_of(&saved)?;
+        let is_run = process.is_some();
+        *locked(&self.process) = process;
+        let resumed = match user {
+            Some(_) if is_run != self.server.command.is_some() => {
+                Err(io::Error::other("the rack file says otherwise who runs its server"))
+            }
+            Some(user) => PassedOn::of(saved).and_then(|passed| self.go_on(passed, user)),
+            // Only one with a user is saved.
+            None => Err(io::ErrorKind::Unsupported.into()),
+        };
+        resumed.map(Some).inspect_err(|_| {
+            // What it was passed it releases with its end, or says that it has to its next user.
+            let process = locked(&self.process).take();
+            process.into_iter().for_each(ServerProcess::end);
+            *locked(&self.unsettled) = !is_run;
+        })
     }
 }
 
@@ -329,13 +383,13 @@ mod tests {
         let server = UpstreamServer { socket, command: None, folder: folder.path().to_owned() };
         let program = ["sleep".to_owned(), "600".to_owned()];
         let before = Upstream::new("d0", server.clone());
-        let mut left = before.run(&program).unwrap();
+        let left = before.run(&program).unwrap();
         drop(before);
         let upstream = Upstream::new("d0", server);
-        let refused = upstream.run(&program).map(|mut child| end(&mut child));
+        let refused = upstream.run(&program).map(ServerProcess::end);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("is still there"), "{refused}");
-        end(&mut left);
-        end(&mut upstream.run(&program).unwrap());
+        left.end();
+        upstream.run(&program).unwrap().end();
     }
 }

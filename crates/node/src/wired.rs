@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rackbus_fabric::LoanError;
+use rackbus_fabric::{FunctionInterrupt, LoanError};
 use rackbus_memory::Lending;
 use rackbus_pci::endpoint::IrqChange;
 use rackbus_pci::interrupts::{InterruptLoans, WiringError};
@@ -48,6 +48,18 @@ impl WiredInterrupts {
             Err(_) => self.lock().keep(loans),
         }
         outcome
+    }
+
+    /// The vectors that are wired, and whether the pin is.
+    pub fn wired(&self) -> (Vec<u32>, bool) {
+        let (mut vectors, mut pin) = (Vec::new(), false);
+        for interrupt in self.lock().wired() {
+            match interrupt {
+                FunctionInterrupt::Vector(vector) => vectors.push(vector.into()),
+                FunctionInterrupt::Pin => pin = true,
+            }
+        }
+        (vectors, pin)
     }
 
     fn lock(&self) -> MutexGuard<'_, InterruptLoans> {

@@ -231,6 +231,11 @@ impl FunctionState {
         &self.model.class
     }
 
+    /// What the function's class wrote down.
+    pub fn model(&self) -> &ModelState {
+        &self.model
+    }
+
     /// Serialises the state for the process that continues.
     ///
     /// # Errors

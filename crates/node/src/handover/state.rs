@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rackbus_devices::class;
+use rackbus_devices::{class, upstream as upstream_class};
 use rackbus_lease::{Borrower, Grant, Incarnation, Lender};
 use rackbus_link::OfferedMedium;
 use rackbus_memory::Stream;
@@ -24,7 +24,7 @@ use super::parcel::{Parcel, ParcelDescriptors};
 use crate::lent_out::LentRange;
 use crate::sessions::{LentSession, LentSessionState};
 use crate::users::VmUser;
-use crate::vfio;
+use crate::{upstream, vfio};
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
 /// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
@@ -48,8 +48,10 @@ pub struct StateVersions {
 impl StateVersions {
     /// Those that this program writes, and the newest that it reads.
     pub fn here() -> StateVersions {
-        // Those of the machine's functions beside those that are modelled.
-        let classes = class::state_versions().chain([(vfio::CLASS, vfio::STATE_VERSION)]);
+        // Those of functions that are not modelled beside those that are.
+        let others =
+            [(vfio::CLASS, vfio::STATE_VERSION), (upstream_class::CLASS, upstream::STATE_VERSION)];
+        let classes = class::state_versions().chain(others);
         let classes = classes.map(|(class, version)| (class.to_owned(), version));
         StateVersions {
             node: VERSION,

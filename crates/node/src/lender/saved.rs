@@ -19,7 +19,7 @@ use crate::handover::parcel::{Parcel, ParcelDescriptors};
 use crate::handover::state::LentState;
 use crate::lendable::{Attached, Lendable, NotSaved, User};
 use crate::sessions::{LentSession, LentSessionState};
-use crate::vfio::abandon;
+use crate::{upstream, vfio};
 
 /// Functions that were saved. They go on here when this is dropped.
 #[derive(Default)]
@@ -362,6 +362,13 @@ impl ResumedSession {
         };
         std::thread::Builder::new().name("link peer".into()).spawn(hold).map(drop)
     }
+}
+
+/// Ends what a function of another process reaches that cannot go on here. Of modelled functions nothing does: they ended
+/// with that process.
+fn abandon(saved: &SavedSession) {
+    vfio::abandon(saved);
+    upstream::abandon(saved);
 }
 
 /// Ends what a function reaches that another process had and that does not go on here, where something does.

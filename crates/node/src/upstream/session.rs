@@ -1,6 +1,6 @@
 //! The function of another program in its user's hands: what the program was passed of that, and what is asked of it.
 
-use std::process::Child;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use rackbus_fabric::{BarPlace, Lending};
@@ -10,26 +10,42 @@ use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{DeviceShape, RequestRefused, ServedDevice, SharedBars};
 use rustix::io::Errno;
 
-use super::{end, locked};
+use super::locked;
+use super::process::ServerProcess;
 use crate::lendable::Attached;
 use crate::mappings::{Mappings, MapsMemory};
-use crate::remote::{LenderConversation, RemoteDevice};
+use crate::remote::RemoteDevice;
 use crate::wired::WiredInterrupts;
+
+/// The function while it has a user, for its session, for who takes it away, and for who passes it on to another process.
+#[derive(Debug)]
+pub(super) struct OpenedUpstream {
+    pub(super) device: RemoteDevice,
+    /// The connection to the server, which another process goes on with.
+    pub(super) connection: UnixStream,
+    /// What the server was passed.
+    pub(super) mappings: Mutex<Mappings>,
+    /// What its user has wired.
+    pub(super) interrupts: WiredInterrupts,
+}
 
 /// The function in its user's hands.
 pub(super) struct UpstreamSession {
-    pub(super) device: RemoteDevice,
+    pub(super) function: Arc<OpenedUpstream>,
     pub(super) lending: Lending,
-    /// What the server was passed.
-    pub(super) mappings: Mutex<Mappings>,
     /// The program, where it was run for this user.
-    pub(super) process: Option<Arc<Mutex<Option<Child>>>>,
-    pub(super) conversation: Arc<Mutex<Option<LenderConversation>>>,
+    pub(super) process: Option<Arc<Mutex<Option<ServerProcess>>>>,
+    /// Where others find the function.
+    pub(super) opened: Arc<Mutex<Option<Arc<OpenedUpstream>>>>,
     pub(super) unsettled: Arc<Mutex<bool>>,
-    /// What its user has wired.
-    pub(super) interrupts: WiredInterrupts,
     /// What its user may map.
     pub(super) bars: Option<SharedBars>,
+}
+
+impl UpstreamSession {
+    fn device(&self) -> &RemoteDevice {
+        &self.function.device
+    }
 }
 
 impl Drop for UpstreamSession {
@@ -37,23 +53,24 @@ impl Drop for UpstreamSession {
         match &self.process {
             Some(process) => {
                 // Not under the lock: one that cannot be killed must not keep who takes the function away.
-                let child = locked(process).take();
-                if let Some(mut child) = child {
-                    self.device.conversation().end();
-                    end(&mut child);
+                let process = locked(process).take();
+                if let Some(process) = process {
+                    self.device().conversation().end();
+                    process.end();
                 }
             }
             None => {
-                let settled = self.device.is_there()
-                    && locked(&self.mappings).clear(&self.device).is_ok()
-                    && self.device.reset().is_ok()
+                let device = self.device();
+                let settled = device.is_there()
+                    && locked(&self.function.mappings).clear(device).is_ok()
+                    && device.reset().is_ok()
                     // An answer in the server's place is none.
-                    && self.device.is_there();
+                    && device.is_there();
                 *locked(&self.unsettled) = !settled;
             }
         }
         // Until here it can be ended by who takes the function away. The loans end with this.
-        *locked(&self.conversation) = None;
+        *locked(&self.opened) = None;
     }
 }
 
@@ -83,7 +100,7 @@ impl Attached for UpstreamSession {
 
 impl ServedDevice for UpstreamSession {
     fn shape(&self) -> &DeviceShape {
-        self.device.shape()
+        self.device().shape()
     }
 
     fn read(
@@ -92,7 +109,7 @@ impl ServedDevice for UpstreamSession {
         offset: u64,
         count: usize,
     ) -> Result<Vec<u8>, RequestRefused> {
-        self.device.read(region, offset, count)
+        self.device().read(region, offset, count)
     }
 
     fn write(
@@ -102,7 +119,7 @@ impl ServedDevice for UpstreamSession {
         data: Vec<u8>,
         posted: bool,
     ) -> Result<(), RequestRefused> {
-        self.device.write(region, offset, data, posted)
+        self.device().write(region, offset, data, posted)
     }
 
     fn map(
@@ -112,16 +129,16 @@ impl ServedDevice for UpstreamSession {
         access: Access,
         wanted: Option<MemoryHandle>,
     ) -> Result<(), RequestRefused> {
-        let by = (&self.lending, &self.device);
-        locked(&self.mappings).map(by, (iova, length), access, wanted)
+        let by = (&self.lending, self.device());
+        locked(&self.function.mappings).map(by, (iova, length), access, wanted)
     }
 
     fn unmap(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        locked(&self.mappings).unmap(&self.device, (iova, length))
+        locked(&self.function.mappings).unmap(self.device(), (iova, length))
     }
 
     fn unmap_all(&self) -> Result<(), RequestRefused> {
-        locked(&self.mappings).unmap_all(&self.device)
+        locked(&self.function.mappings).unmap_all(self.device())
     }
 
     fn open_window(
@@ -137,19 +154,21 @@ impl ServedDevice for UpstreamSession {
                 "another program serves the function, and is not given the registers of a device";
             return Err(RequestRefused::new(Errno::NOTSUP, said));
         }
-        let by = (&self.lending, &self.device);
-        locked(&self.mappings).open_window(by, (iova, length), access, place, memory)
+        let by = (&self.lending, self.device());
+        locked(&self.function.mappings).open_window(by, (iova, length), access, place, memory)
     }
 
     fn close_window(&self, iova: u64, length: u64) -> Result<(), RequestRefused> {
-        locked(&self.mappings).close_window(&self.device, (iova, length))
+        locked(&self.function.mappings).close_window(self.device(), (iova, length))
     }
 
     fn set_irqs(&self, change: IrqChange) -> Result<(), RequestRefused> {
-        self.interrupts.change(&self.lending, change, |change| self.device.set_irqs(change))
+        self.function
+            .interrupts
+            .change(&self.lending, change, |change| self.device().set_irqs(change))
     }
 
     fn reset(&self) -> Result<(), RequestRefused> {
-        self.device.reset()
+        self.device().reset()
     }
 }

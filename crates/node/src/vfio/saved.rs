@@ -116,8 +116,7 @@ pub(super) fn passed_on(saved: &SavedSession) -> io::Result<PassedOnFunction> {
     }
 }
 
-/// Ends what a function of another process reaches that cannot go on here. Of other classes nothing does: they ended with
-/// that process.
+/// Ends what a function of another process reaches that cannot go on here, where it is one of the machine.
 pub(crate) fn abandon(saved: &SavedSession) {
     if saved.state.function.class() != CLASS {
         return;

@@ -94,6 +94,11 @@ impl InterruptLoans {
         Ok(LoanChange { wired: self.lend(lending, wired)?, unwired })
     }
 
+    /// The interrupts that the function may raise.
+    pub fn wired(&self) -> impl Iterator<Item = FunctionInterrupt> {
+        self.held.keys().copied()
+    }
+
     /// Nothing is wired any more.
     pub fn clear(&mut self) {
         self.held.clear();
