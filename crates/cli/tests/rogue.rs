@@ -87,7 +87,7 @@ impl Inventor {
             3 => Message::Revoked { incarnation, device, epoch },
             4 => Message::Opened { lease, outcome: Ok(text()) },
             5 => Message::Opened { lease, outcome: Err(text()) },
-            6 => Message::Renew { lease, incarnation },
+            6 => Message::Renew { lease, incarnation, sent: None },
             7 => Message::Lost { lease, reason: text() },
             8 => Message::Closed { lease },
             9 => Message::TurnUsed { lease, how: TurnUse::Gone(text()) },

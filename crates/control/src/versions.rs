@@ -129,7 +129,7 @@ mod tests {
             {"type": "closed", "lease": 5}, {"type": "closed"}, 7],
             "report": {"counted_ms": 4, "mood": "good"}, "weather": "fine"}"#;
         let (known, unknown) = serde_json::from_str::<AnyMessages>(text).unwrap().understood();
-        let renew = Message::Renew { lease: 3, incarnation: 7 };
+        let renew = Message::Renew { lease: 3, incarnation: 7, sent: None };
         assert_eq!(known.messages, [renew, Message::Closed { lease: 5 }]);
         assert_eq!(known.report.unwrap().counted_ms, 4);
         let unknown = unknown.unwrap().not_understood;

@@ -2,9 +2,11 @@
 //! here. The node keeps no record of its own of either.
 //!
 //! Losing the control plane changes nothing here: a lease is renewed as often as it takes, and
-//! what is open stays open until the authority says that it ended.
+//! what is open stays open until the authority says that it ended. A lease that is [strict](Grant::strict_ttl) ends
+//! here by this node's clock, too, before its lender ends it.
 
 mod fronts;
+mod serving;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +25,14 @@ use crate::under_way::UnderWay;
 pub enum BorrowerAction {
     /// Serve the function; then call [`Borrower::open_done`].
     Open(Grant),
+    /// Stop serving it at once, whatever its user does: it is absent from now on, and is then unplugged. Then call
+    /// [`Borrower::close_done`].
+    Cut {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// What ended it, for people.
+        reason: String,
+    },
     /// Stop serving it (unplug it from its user first, if possible); then call
     /// [`Borrower::close_done`].
     Close {
@@ -58,6 +68,9 @@ pub enum BorrowerAction {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
+    /// It was granted, and is opened when its first renewal is answered: until then it is not known until when its
+    /// lender serves it.
+    Confirming(Box<Grant>),
     Opening,
     /// Served there, or not for that reason.
     Open(Result<String, String>),
@@ -74,6 +87,9 @@ struct BorrowedLease {
     state: State,
     ttl: Millis,
     renew_at: Millis,
+    /// Until when it is served unless it is renewed; none where that has no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    serve_until: Option<Millis>,
     /// The lender is gone; said until the authority ends the lease.
     lost: Option<String>,
     /// It is a turn that is not needed any more; said until the authority ends the lease.
@@ -89,6 +105,17 @@ impl BorrowedLease {
     /// The authority has ended it, and nothing of it begins any more.
     fn is_over(&self) -> bool {
         matches!(self.state, State::Closing | State::Ending)
+    }
+
+    /// Its user may have it.
+    fn is_served(&self) -> bool {
+        matches!(self.state, State::Opening | State::Open(_))
+    }
+
+    /// How long after a renewal the next one is sent.
+    fn renew_after(&self) -> Millis {
+        let renewals = if self.serve_until.is_some() { 6 } else { 3 };
+        (self.ttl / renewals).max(1)
     }
 }
 
@@ -109,7 +136,7 @@ impl BorrowedLease {
     /// The word for how far it is.
     fn word(&self) -> &'static str {
         match &self.state {
-            State::Opening => "opening",
+            State::Confirming(_) | State::Opening => "opening",
             State::Open(_) if self.lost.is_some() => "lost",
             State::Open(Ok(_)) => "open",
             State::Open(Err(_)) => "failed",
@@ -137,7 +164,7 @@ impl Borrower {
     /// [`Lender::under_way`](crate::Lender::under_way).
     pub fn under_way(&self) -> Option<UnderWay> {
         self.leases.iter().find_map(|(lease, entry)| match entry.state {
-            State::Opening => Some(UnderWay::Opening(*lease)),
+            State::Confirming(_) | State::Opening => Some(UnderWay::Opening(*lease)),
             State::Closing | State::Ending => Some(UnderWay::Closing(*lease)),
             State::Open(_) => None,
         })
@@ -161,6 +188,7 @@ impl Borrower {
     pub fn receive(&mut self, now: Millis, message: Message) -> Vec<BorrowerAction> {
         match message {
             Message::Granted(grant) => self.granted(now, grant),
+            Message::Renewed { lease, sent } => self.renewed(now, lease, sent),
             Message::Ended { lease, reason, within } => {
                 let hasten = BorrowerAction::Hasten { lease, within, grace: 0 };
                 self.end_use(lease, BorrowerAction::Close { lease, reason, within }, hasten)
@@ -218,18 +246,20 @@ impl Borrower {
         }
     }
 
-    /// Time has passed: says again what needs saying. Call it at [`next_tick`](Borrower::next_tick).
+    /// Time has passed: says again what needs saying, and ends what was not renewed in time. Call it at
+    /// [`next_tick`](Borrower::next_tick).
     pub fn tick(&mut self, now: Millis) -> Vec<BorrowerAction> {
         let incarnation = self.incarnation;
-        let mut actions = Vec::new();
+        let mut actions = self.end_unrenewed(now);
         for (lease, entry) in &mut self.leases {
             if now < entry.renew_at || entry.is_over() {
                 continue;
             }
-            entry.renew_at = now.saturating_add((entry.ttl / 3).max(1));
+            entry.renew_at = now.saturating_add(entry.renew_after());
+            let sent = entry.serve_until.map(|_| now);
             let message = match &entry.lost {
                 Some(reason) => Message::Lost { lease: *lease, reason: reason.clone() },
-                None => Message::Renew { lease: *lease, incarnation },
+                None => Message::Renew { lease: *lease, incarnation, sent },
             };
             actions.push(BorrowerAction::Send(message));
             if let Some(how) = entry.used.clone() {
@@ -247,7 +277,8 @@ impl Borrower {
 
     /// When something is to be said next.
     pub fn next_tick(&self) -> Option<Millis> {
-        self.leases.values().filter(|l| !l.is_over()).map(|l| l.renew_at).min()
+        let live = self.leases.values().filter(|l| !l.is_over());
+        live.map(|l| l.renew_at.min(l.serve_until.unwrap_or(l.renew_at))).min()
     }
 
     fn granted(&mut self, now: Millis, grant: Grant) -> Vec<BorrowerAction> {
@@ -266,17 +297,25 @@ impl Borrower {
         }
         match known.map(|entry| &entry.state) {
             None => {
-                let renew_at = now.saturating_add((grant.ttl / 3).max(1));
-                let entry = BorrowedLease {
+                let mut entry = BorrowedLease {
                     function: grant.function.clone(),
                     epoch: grant.epoch,
                     state: State::Opening,
                     ttl: grant.ttl,
-                    renew_at,
+                    renew_at: now,
+                    serve_until: None,
                     lost: None,
                     used: None,
                     front: false,
                 };
+                if grant.strict_ttl {
+                    // Renewed at the next tick, which is now.
+                    entry.serve_until = Some(now.saturating_add(grant.ttl));
+                    entry.state = State::Confirming(Box::new(grant));
+                    self.leases.insert(lease, entry);
+                    return Vec::new();
+                }
+                entry.renew_at = now.saturating_add(entry.renew_after());
                 self.leases.insert(lease, entry);
                 vec![BorrowerAction::Open(grant)]
             }
@@ -284,7 +323,9 @@ impl Borrower {
                 let outcome = outcome.clone();
                 vec![BorrowerAction::Send(Message::Opened { lease, outcome })]
             }
-            Some(State::Opening | State::Closing | State::Ending) => Vec::new(),
+            Some(State::Confirming(_) | State::Opening | State::Closing | State::Ending) => {
+                Vec::new()
+            }
         }
     }
 
@@ -315,6 +356,7 @@ impl Borrower {
             }
             Some(entry) if entry.state == State::Closing => vec![hasten],
             Some(entry) if entry.is_over() => Vec::new(),
+            Some(BorrowedLease { state: State::Confirming(_), .. }) => self.closed(lease),
             Some(entry) => {
                 entry.state = State::Closing;
                 vec![how]

@@ -6,6 +6,7 @@ mod action;
 mod admission;
 mod devices;
 mod levels;
+mod serving;
 #[cfg(test)]
 mod tests;
 
@@ -16,11 +17,12 @@ use serde::{Deserialize, Serialize};
 pub use action::LenderAction;
 pub use admission::{ArmedFor, NotAdmitted};
 
-use crate::message::{Epoch, Incarnation, LeaseId, Message};
+use crate::message::{Epoch, Incarnation, LeaseId, Message, Millis};
 use crate::under_way::UnderWay;
 use devices::DeviceChanges;
 pub use devices::ToldDevice;
 use levels::LenderChange;
+use serving::Serving;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
@@ -49,6 +51,9 @@ struct Device {
     /// The newest change of a borrower's service level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     change: Option<LenderChange>,
+    /// Until when whoever it is armed for is served without a renewal; none where that has no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    serving: Option<Serving>,
 }
 
 /// The state machine of one lender, for one life of its node. It is a value that another process can go
@@ -85,8 +90,8 @@ impl Lender {
 
     /// The same; epochs up to `newest` were given out before.
     fn add_from(&mut self, device: String, newest: Epoch) {
-        let (refused, change) = (None, None);
-        let free = Device { state: State::Free, attached: None, newest, refused, change };
+        let (refused, change, serving) = (None, None, None);
+        let free = Device { state: State::Free, attached: None, newest, refused, change, serving };
         self.devices.entry(device).or_insert(free);
     }
 
@@ -132,13 +137,20 @@ impl Lender {
         self.newest_lease.max(self.changes.newest())
     }
 
-    /// A message from the authority.
-    pub fn receive(&mut self, message: Message) -> Vec<LenderAction> {
+    /// A message from the authority, at `now` by the lender's own clock.
+    pub fn receive(&mut self, now: Millis, message: Message) -> Vec<LenderAction> {
         match message {
-            Message::Arm { incarnation, device, lease, epoch, borrower, placement, level }
+            #[rustfmt::skip]
+            Message::Arm {
+                incarnation, device, lease, epoch, borrower, placement, level, serve_for,
+            } if incarnation == self.incarnation => {
+                let serving = serve_for.map(|ttl| Serving::begin(now, ttl));
+                self.arm(device, ArmedFor { lease, epoch, borrower, placement }, level, serving)
+            }
+            Message::Extend { incarnation, device, epoch, sent }
                 if incarnation == self.incarnation =>
             {
-                self.arm(device, ArmedFor { lease, epoch, borrower, placement }, level)
+                self.extend(now, device, epoch, sent)
             }
             Message::SetLevel { incarnation, device, epoch, number, level }
                 if incarnation == self.incarnation =>
@@ -208,6 +220,7 @@ impl Lender {
         device: String,
         wanted: ArmedFor,
         level: Option<String>,
+        serving: Option<Serving>,
     ) -> Vec<LenderAction> {
         let (incarnation, epoch) = (self.incarnation, wanted.epoch);
         self.newest_lease = self.newest_lease.max(wanted.lease);
@@ -216,6 +229,9 @@ impl Lender {
             let failed = Message::ArmFailed { incarnation, device, epoch, reason };
             return vec![LenderAction::Send(failed)];
         };
+        if entry.holder() == Some(&wanted) {
+            entry.serving = Serving::said_again(entry.serving, serving);
+        }
         match &entry.state {
             // What is answered tells of the newest change, and an authority whose records are older asks once: it asks
             // again until the change is made.
@@ -229,15 +245,13 @@ impl Lender {
             // It failed, was revoked, or was somebody else's: if the authority still waits for it,
             // it must not. It may hear this before what was said at the failure, or instead of it.
             _ if epoch <= entry.newest => {
-                let reason = match &entry.refused {
-                    Some((refused, reason)) if *refused == wanted => reason.clone(),
-                    _ => format!("{device} gave up epoch {epoch} already"),
-                };
+                let reason = entry.gave_up(&device, epoch, |refused| *refused == wanted);
                 let failed = Message::ArmFailed { incarnation, device, epoch, reason };
                 vec![LenderAction::Send(failed)]
             }
             State::Free => {
                 (entry.newest, entry.refused, entry.change) = (epoch, None, None);
+                entry.serving = serving;
                 entry.state = State::Arming(wanted.clone());
                 let ArmedFor { lease, epoch, borrower, placement: _ } = wanted;
                 vec![LenderAction::Arm { device, lease, epoch, borrower, level }]

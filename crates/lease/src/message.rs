@@ -150,6 +150,15 @@ pub struct Grant {
     /// nobody has used the function by then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<String>,
+    /// Whether it ends here by this node's clock when its renewals are not answered: see
+    /// [`Config::strict_ttl`](crate::Config::strict_ttl).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub strict_ttl: bool,
+}
+
+/// Whether a field is left out where it is written.
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Grant {
@@ -168,6 +177,7 @@ impl Grant {
             turn,
             vm,
             starter: _,
+            strict_ttl: _,
         } = self;
         (lease, function, epoch, address, placement, group, turn, vm)
             == (
@@ -228,6 +238,32 @@ pub enum Message {
         /// The service level that is asked for, as the class of the device writes it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         level: Option<String>,
+        /// For how long the lender serves it by its own clock without an [`Extend`](Message::Extend), in milliseconds;
+        /// none where it serves it until it is told to [`Revoke`](Message::Revoke).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        serve_for: Option<Millis>,
+    },
+    /// Authority to lender: the borrower renewed this lease, which is armed.
+    Extend {
+        /// The lender's life that is meant.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `nvme0`.
+        device: String,
+        /// The lease's fencing epoch.
+        epoch: Epoch,
+        /// When the borrower sent the renewal, by the borrower's clock.
+        sent: Millis,
+    },
+    /// Lender: it serves the epoch for its time to live from now on.
+    Extended {
+        /// Which start of the lender's node says so.
+        incarnation: Incarnation,
+        /// The device's name at its lender: `nvme0`.
+        device: String,
+        /// The lease's fencing epoch.
+        epoch: Epoch,
+        /// What [`Extend`](Message::Extend) said.
+        sent: Millis,
     },
     /// Lender: the epoch is armed.
     Armed {
@@ -357,6 +393,16 @@ pub enum Message {
         lease: LeaseId,
         /// Which start of the borrower's node says so.
         incarnation: Incarnation,
+        /// When it was sent, by the borrower's clock; none where no [`Renewed`](Message::Renewed) is waited for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sent: Option<Millis>,
+    },
+    /// Authority to borrower: the lease was renewed, and its lender has heard of it.
+    Renewed {
+        /// The lease's number, which no other lease ever gets.
+        lease: LeaseId,
+        /// What [`Renew`](Message::Renew) said.
+        sent: Millis,
     },
     /// Borrower: the lender is gone.
     Lost {

@@ -11,7 +11,8 @@ use rackbus_lease::{
 };
 use rackbus_seeds::Random;
 
-const CONFIG: Config = Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000 };
+const CONFIG: Config =
+    Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000, strict_ttl: false };
 const ROGUE: &str = "gamma";
 
 struct Rack {
@@ -117,7 +118,7 @@ impl Rack {
             3 => Message::Revoked { incarnation, device, epoch },
             4 => Message::Opened { lease, outcome: Ok(text()) },
             5 => Message::Opened { lease, outcome: Err(text()) },
-            6 => Message::Renew { lease, incarnation },
+            6 => Message::Renew { lease, incarnation, sent: None },
             7 => Message::Lost { lease, reason: text() },
             8 => Message::Closed { lease },
             9 => Message::TurnUsed { lease, how: TurnUse::Gone(text()) },
@@ -148,7 +149,7 @@ impl Rack {
         self.now += self.random.below(800) as u64;
         self.register("alpha", &["nvme0", "nvme1"]);
         self.register("beta", &[]);
-        self.say("beta", Message::Renew { lease, incarnation: 5 });
+        self.say("beta", Message::Renew { lease, incarnation: 5, sent: None });
         let outcome = self.authority.tick(self.now);
         self.perform(outcome);
     }

@@ -14,7 +14,8 @@ use rackbus_lease::{
 };
 use rackbus_seeds::Random;
 
-const CONFIG: Config = Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000 };
+const CONFIG: Config =
+    Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000, strict_ttl: false };
 const SLICE: Millis = 2000;
 const GRACE: Millis = 2000;
 /// The host that has the function; the others borrow it.
@@ -182,7 +183,7 @@ impl Rack {
             _ if !host.alive => {}
             Message::Registered { incarnation } => host.registered |= incarnation == host.life,
             Message::Arm { .. } | Message::Revoke { .. } => {
-                let actions = host.lender.receive(message);
+                let actions = host.lender.receive(self.now, message);
                 self.lender_actions(at, actions);
             }
             other => {
@@ -216,7 +217,7 @@ impl Rack {
                     continue;
                 }
                 // Its users release a function when they are asked to.
-                BorrowerAction::Hasten { .. } => continue,
+                BorrowerAction::Hasten { .. } | BorrowerAction::Cut { .. } => continue,
                 BorrowerAction::Open(grant) => (10, Work::Open(grant.lease)),
                 BorrowerAction::Close { lease, .. } => (10, Work::Close(lease)),
                 BorrowerAction::Yield { lease, grace, .. } => {

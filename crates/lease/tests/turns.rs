@@ -118,7 +118,7 @@ impl Rack {
             self.register();
             for lease in self.live() {
                 let host = self.authority.lease(lease).unwrap().borrower.clone();
-                self.hear(&host, Message::Renew { lease, incarnation: 1 });
+                self.hear(&host, Message::Renew { lease, incarnation: 1, sent: None });
             }
             if self.authority.next_tick().is_some_and(|at| at <= self.now) {
                 let outcome = self.authority.tick(self.now);

@@ -198,8 +198,10 @@ impl Agent {
             }
             let actions = self.borrower.decide(|it| it.tick(now));
             self.do_borrower(actions);
+            self.end_unrenewed(now);
             self.look_at_turns(now);
             let due = self.register_at.min(self.reported.1).min(self.turns.due(now));
+            let due = self.lender.next_tick().unwrap_or(u64::MAX).min(due);
             let due = self.borrower.decide(|it| it.next_tick()).unwrap_or(u64::MAX).min(due);
             let wait = Duration::from_millis(due.saturating_sub(self.now()));
             let wait = if self.restart.is_some() { wait.min(LOOK_AGAIN) } else { wait };
@@ -354,10 +356,11 @@ impl Agent {
             }
             Message::Arm { .. }
             | Message::Revoke { .. }
+            | Message::Extend { .. }
             | Message::SetLevel { .. }
             | Message::Offer { .. }
             | Message::Withdraw { .. } => {
-                let actions = self.lender.receive(message);
+                let actions = self.lender.receive(now, message);
                 self.do_lender(actions);
             }
             other => {

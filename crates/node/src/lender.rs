@@ -27,7 +27,7 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::LentTo;
 use rackbus_fabric::FabricHandle;
-use rackbus_lease::{ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message};
+use rackbus_lease::{ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message, Millis};
 
 use crate::lanes::Lanes;
 use crate::lendable::Lendable;
@@ -166,9 +166,19 @@ impl LentFunctions {
     }
 
     /// Decides on a message of the control plane's. From now on the decision holds; what it says is
-    /// to be done takes time: [`arm`](LentFunctions::arm), [`revoke`](LentFunctions::revoke).
-    pub fn receive(&self, message: Message) -> Vec<LenderAction> {
-        self.fence.lock().receive(message)
+    /// to be done takes time: [`arm`](LentFunctions::arm), [`revoke`](LentFunctions::revoke). `now` is the node's time.
+    pub fn receive(&self, now: Millis, message: Message) -> Vec<LenderAction> {
+        self.fence.lock().receive(now, message)
+    }
+
+    /// Decides what ends because it was not renewed, as a [message](LentFunctions::receive) would.
+    pub fn tick(&self, now: Millis) -> Vec<LenderAction> {
+        self.fence.lock().tick(now)
+    }
+
+    /// When [`tick`](LentFunctions::tick) is to be called next, if nothing else happens before.
+    pub fn next_tick(&self) -> Option<Millis> {
+        self.fence.lock().next_tick()
     }
 
     /// Names of the devices that the node lends, in order.

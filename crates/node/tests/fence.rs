@@ -42,6 +42,7 @@ fn arm(epoch: u64, borrower: &str) -> Message {
         borrower,
         placement: Placement::Lender,
         level: None,
+        serve_for: None,
     }
 }
 
@@ -98,12 +99,12 @@ impl Attempt {
 #[test]
 fn a_decided_revocation_refuses_before_it_is_carried_out() {
     let lender = functions();
-    lender.receive(arm(5, "beta"));
+    lender.receive(0, arm(5, "beta"));
     lender.arm(DEVICE, 5, None);
     let (borrower, placement) = ("beta".to_owned(), Placement::Lender);
     let beta = ArmedFor { lease: 5, epoch: 5, borrower, placement };
     Attempt::start(&lender, &beta).expect("it is armed for beta").end();
-    lender.receive(revoke(5));
+    lender.receive(0, revoke(5));
     let refused = Attempt::start(&lender, &beta).err().expect("its lease is being revoked");
     assert!(refused.contains("being taken back"), "{refused}");
     let said = lender.revoke(DEVICE, 5).unwrap();
@@ -113,7 +114,7 @@ fn a_decided_revocation_refuses_before_it_is_carried_out() {
     );
     let refused = Attempt::start(&lender, &beta).err().expect("its lease is revoked");
     assert!(refused.contains("not lent to anybody"), "{refused}");
-    assert!(lender.receive(arm(5, "beta")).iter().all(|a| matches!(a, LenderAction::Send(_))));
+    assert!(lender.receive(0, arm(5, "beta")).iter().all(|a| matches!(a, LenderAction::Send(_))));
 }
 
 /// The same messages to the pure lender: it lets in whom the node lets in, and nobody else.
@@ -129,12 +130,16 @@ fn the_node_admits_whom_the_protocol_admits() {
             match random.below(5) {
                 0 => {
                     let message = arm(epoch, borrower);
-                    let decided = pure.receive(message.clone());
-                    assert_eq!(lender.receive(message), decided, "seed {seed}, step {step}");
+                    let decided = pure.receive(0, message.clone());
+                    assert_eq!(lender.receive(0, message), decided, "seed {seed}, step {step}");
                 }
                 1 => {
-                    let decided = pure.receive(revoke(epoch));
-                    assert_eq!(lender.receive(revoke(epoch)), decided, "seed {seed}, step {step}");
+                    let decided = pure.receive(0, revoke(epoch));
+                    assert_eq!(
+                        lender.receive(0, revoke(epoch)),
+                        decided,
+                        "seed {seed}, step {step}"
+                    );
                 }
                 2 => {
                     let decided = pure.arm_done(DEVICE, epoch, Ok(()));

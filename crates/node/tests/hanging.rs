@@ -200,8 +200,9 @@ fn arm(lender: &LentFunctions, epoch: u64) {
         borrower,
         placement: Placement::Lender,
         level: None,
+        serve_for: None,
     };
-    let decided = lender.receive(message);
+    let decided = lender.receive(0, message);
     let [LenderAction::Arm { device, epoch, .. }] = &decided[..] else { panic!("{decided:?}") };
     let said = lender.arm(device, *epoch, None);
     assert!(matches!(said[..], [LenderAction::Send(Message::Armed { .. })]), "{said:?}");
@@ -210,7 +211,7 @@ fn arm(lender: &LentFunctions, epoch: u64) {
 /// The control plane has the lender take its function back.
 fn decide_revocation(lender: &LentFunctions, epoch: u64) {
     let revoke = Message::Revoke { incarnation: 0, device: "nvme0".to_owned(), epoch };
-    let decided = lender.receive(revoke);
+    let decided = lender.receive(0, revoke);
     assert!(matches!(decided[..], [LenderAction::Revoke { .. }]), "{decided:?}");
 }
 
@@ -261,8 +262,13 @@ fn revocation_of_what_hangs(place: Where) {
         borrower,
         placement: Placement::Lender,
         level: None,
+        serve_for: None,
     };
-    assert_eq!(lender.receive(next), [], "it is lent while its old borrower's memory is reachable");
+    assert_eq!(
+        lender.receive(0, next),
+        [],
+        "it is lent while its old borrower's memory is reachable"
+    );
     // It comes back with addresses of the borrower's in its hands.
     gate.change(|gate| gate.open = true);
     gate.wait(|gate| gate.passed);

@@ -51,15 +51,19 @@ impl Alpha {
         };
         let modelled = Modelled::new(DEVICE, Box::new(factory), EngineOptions::default());
         lender.add(DEVICE, Arc::new(modelled)).unwrap();
-        lender.receive(Message::Arm {
-            incarnation: 0,
-            device: DEVICE.to_owned(),
-            lease: 5,
-            epoch: 5,
-            borrower: "beta".to_owned(),
-            placement: Placement::Borrower,
-            level: None,
-        });
+        lender.receive(
+            0,
+            Message::Arm {
+                incarnation: 0,
+                device: DEVICE.to_owned(),
+                lease: 5,
+                epoch: 5,
+                borrower: "beta".to_owned(),
+                placement: Placement::Borrower,
+                level: None,
+                serve_for: None,
+            },
+        );
         lender.arm(DEVICE, 5, None);
         let (lender, link) = (Arc::new(lender), link(authority, "alpha", &place));
         let (listener, attending) = (link.listen("alpha").unwrap(), lender.clone());
@@ -134,7 +138,7 @@ fn only_the_holder_of_the_lease_who_knows_the_secret_goes_on() {
     assert!(!second.is_closed());
     // The lease ends, and the session with it.
     let (device, epoch) = (DEVICE.to_owned(), 5);
-    alpha.lender.receive(Message::Revoke { incarnation: 0, device, epoch });
+    alpha.lender.receive(0, Message::Revoke { incarnation: 0, device, epoch });
     alpha.lender.revoke(DEVICE, 5).unwrap();
     second.wait_closed();
     let said = refused("beta", resume(5, 5, &secret, 3));

@@ -213,7 +213,7 @@ impl Host {
     /// Does what the state machines say at once, and gathers what is to be said.
     fn hear(&mut self, message: Message) -> Vec<Message> {
         let mut said = Vec::new();
-        let mut lending = self.lender.receive(message.clone());
+        let mut lending = self.lender.receive(self.now(), message.clone());
         while let Some(action) = lending.pop() {
             match action {
                 LenderAction::Arm { device, epoch, .. } => {
@@ -233,7 +233,9 @@ impl Host {
                     let outcome = Ok("/nowhere".to_owned());
                     borrowing.extend(self.borrower.open_done(grant.lease, outcome));
                 }
-                BorrowerAction::Close { lease, .. } | BorrowerAction::Yield { lease, .. } => {
+                BorrowerAction::Close { lease, .. }
+                | BorrowerAction::Cut { lease, .. }
+                | BorrowerAction::Yield { lease, .. } => {
                     borrowing.extend(self.borrower.close_done(lease));
                 }
                 BorrowerAction::Hasten { .. } => {}

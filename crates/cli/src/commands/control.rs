@@ -116,10 +116,11 @@ impl Args {
         let inventory = offers::inventory(&rack, &devices, &text, apart)
             .map_err(|error| Failure::usage(error, "correct the rack file"))?;
         let (ttl, close_grace) = (rack.control.lease_ttl_ms, rack.control.return_grace_ms);
+        let (silence, strict_ttl) = (ttl.max(15_000), rack.control.strict_ttl);
         let options = ServiceOptions {
             inventory,
             read_rack: Some(offers::reader(text.clone(), apart)),
-            config: Config { ttl, close_grace, silence: ttl.max(15_000), ..Config::default() },
+            config: Config { ttl, close_grace, silence, strict_ttl, ..Config::default() },
             database: running.state_dir.join("control.db"),
             log_lines_left_out: log::lines_left_out,
             is_node: is_node(&run_dir),

@@ -300,11 +300,15 @@ impl<'a> DeviceSection<'a> {
 const KIND: &str = "kind";
 
 fn control(value: &Spanned<DeValue<'_>>) -> Parsed<ControlConfig> {
-    let section = subsection(value, "control", &["lease_ttl", "return_grace"])?;
+    let section = subsection(value, "control", &["lease_ttl", "return_grace", "strict_ttl"])?;
     let default = ControlConfig::default();
+    let strict_ttl = section.truth("strict_ttl")?.unwrap_or(default.strict_ttl);
+    // A control plane that starts, or another one that takes over, needs so long until it answers renewals.
+    let least = if strict_ttl { 3000 } else { 100 };
     Ok(ControlConfig {
+        strict_ttl,
         lease_ttl_ms: section
-            .duration("lease_ttl", 100, 3_600_000)?
+            .duration("lease_ttl", least, 3_600_000)?
             .unwrap_or(default.lease_ttl_ms),
         return_grace_ms: section
             .duration("return_grace", 100, 600_000)?

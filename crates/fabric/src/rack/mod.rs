@@ -179,11 +179,13 @@ pub struct ControlConfig {
     pub lease_ttl_ms: u64,
     /// How long a guest may take to release a device that is returned, in milliseconds.
     pub return_grace_ms: u64,
+    /// Whether a lease also ends at its nodes by their own clocks when it was not renewed for its time to live.
+    pub strict_ttl: bool,
 }
 
 impl Default for ControlConfig {
     fn default() -> Self {
-        ControlConfig { lease_ttl_ms: 15_000, return_grace_ms: 20_000 }
+        ControlConfig { lease_ttl_ms: 15_000, return_grace_ms: 20_000, strict_ttl: false }
     }
 }
 

@@ -21,8 +21,9 @@ fn every_key_of_the_rack_file_is_read() {
     let text = r#"
         name = "lab"
         [control]
-        lease_ttl = "2 s"
+        lease_ttl = "4 s"
         return_grace = "500 ms"
+        strict_ttl = true
         [hosts.zeta]
         node_id = 72
         memory = "64 GiB"
@@ -59,7 +60,8 @@ fn every_key_of_the_rack_file_is_read() {
     "#;
     let rack = Rack::parse("rack.toml", text).unwrap();
     assert_eq!(rack.hosts[0].name, "zeta", "the file's order");
-    assert_eq!(rack.control, ControlConfig { lease_ttl_ms: 2000, return_grace_ms: 500 });
+    let control = ControlConfig { lease_ttl_ms: 4000, return_grace_ms: 500, strict_ttl: true };
+    assert_eq!(rack.control, control);
     assert_eq!((rack.hosts[0].node_id, rack.hosts[0].export), (72, 1 << 30));
     let some = ShareRule {
         owner: "zeta".to_owned(),
@@ -107,6 +109,10 @@ fn what_is_wrong_is_named_with_its_place_and_what_is_allowed() {
         (
             format!("{head}size = \"1 GiB\"\n[control]\nlease_ttl = \"1 h\""),
             "`lease_ttl` is no duration",
+        ),
+        (
+            format!("{head}[control]\nstrict_ttl = true\nlease_ttl = \"2 s\""),
+            "`lease_ttl` is 2 s; it is from 3000 ms to 3600 s",
         ),
         (
             format!(

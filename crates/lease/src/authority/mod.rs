@@ -44,6 +44,9 @@ pub struct Config {
     pub resend: Millis,
     /// How long a node may be silent before new leases on it are refused.
     pub silence: Millis,
+    /// Whether a lease also ends at its two nodes, by their own clocks, when it was not renewed for `ttl`: the borrower
+    /// stops first. Else it goes on there until this authority can say that it ended.
+    pub strict_ttl: bool,
 }
 
 impl Config {
@@ -58,7 +61,7 @@ const BEATS: Millis = 8;
 
 impl Default for Config {
     fn default() -> Self {
-        Config { ttl: 15_000, close_grace: 20_000, resend: 250, silence: 15_000 }
+        Config { ttl: 15_000, close_grace: 20_000, resend: 250, silence: 15_000, strict_ttl: false }
     }
 }
 
@@ -173,7 +176,12 @@ impl Authority {
                 self.device_withdrawn(host, incarnation, &device, number);
             }
             Message::Opened { lease, outcome } => self.opened(now, host, lease, outcome),
-            Message::Renew { lease, .. } => self.renew(now, host, lease),
+            Message::Renew { lease, sent, .. } => self.renew(now, host, lease, sent),
+            Message::Extended { incarnation, device, epoch, sent } => {
+                if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    self.extended(lease, sent);
+                }
+            }
             Message::Lost { lease, reason } => self.lost(now, host, lease, reason),
             Message::Closed { lease } => self.closed(now, host, lease),
             Message::TurnUsed { lease, how } => self.turn_used(now, host, lease, how),

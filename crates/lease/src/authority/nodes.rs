@@ -186,14 +186,27 @@ impl Authority {
         }
     }
 
-    pub(super) fn renew(&mut self, now: Millis, host: &str, lease: LeaseId) {
+    /// The borrower still wants the lease, and has said so at `sent` by its own clock, if it waits for the answer.
+    pub(super) fn renew(&mut self, now: Millis, host: &str, lease: LeaseId, sent: Option<Millis>) {
         match self.leases.get(&lease).filter(|l| l.borrower == host).map(|l| &l.state) {
             Some(LeaseState::Arming | LeaseState::Opening | LeaseState::Active { .. }) => {
                 self.set_deadline(lease, Some(now.saturating_add(self.config.ttl)));
+                if let Some(sent) = sent {
+                    self.say_extend(lease, sent);
+                }
             }
             Some(LeaseState::Closing { .. }) => {}
             Some(LeaseState::Ended { .. }) => self.say_ended(lease),
             None => self.say_unknown(host, lease),
+        }
+    }
+
+    /// The lender has heard of a renewal: now the borrower may count on it.
+    pub(super) fn extended(&mut self, lease: LeaseId, sent: Millis) {
+        let Some(record) = self.leases.get(&lease) else { return };
+        if matches!(record.state, LeaseState::Opening | LeaseState::Active { .. }) {
+            let borrower = record.borrower.clone();
+            self.send(&borrower, Message::Renewed { lease, sent });
         }
     }
 

@@ -150,9 +150,11 @@ impl Authority {
                 let (function, epoch) = (record.function, record.epoch);
                 let (address, ttl) = (lender.address, self.config.ttl);
                 let LeaseRecord { placement, group, turn, vm, starter, .. } = record;
+                let strict_ttl = self.config.strict_ttl;
                 #[rustfmt::skip]
-                let grant =
-                    Grant { lease, function, epoch, address, ttl, placement, group, turn, vm, starter };
+                let grant = Grant {
+                    lease, function, epoch, address, ttl, placement, group, turn, vm, starter, strict_ttl,
+                };
                 self.send(&record.borrower, Message::Granted(grant));
             }
             LeaseState::Closing { ref reason, .. } => {
@@ -181,9 +183,21 @@ impl Authority {
     fn say_arm(&mut self, record: LeaseRecord, lender: &HostRecord) {
         let LeaseRecord { lease, function, epoch, borrower, placement, level, .. } = record;
         let (incarnation, device) = (lender.incarnation, function.device);
-        let message =
-            Message::Arm { incarnation, device, lease, epoch, borrower, placement, level };
+        let serve_for = self.config.strict_ttl.then_some(self.config.ttl);
+        #[rustfmt::skip]
+        let message = Message::Arm {
+            incarnation, device, lease, epoch, borrower, placement, level, serve_for,
+        };
         self.send(&lender.host, message);
+    }
+
+    /// Tells the lender of a renewal, who answers.
+    pub(super) fn say_extend(&mut self, lease: LeaseId, sent: Millis) {
+        let Some(record) = self.leases.get(&lease) else { return };
+        let Some(lender) = self.hosts.get(&record.function.host) else { return };
+        let (incarnation, epoch) = (lender.incarnation, record.epoch);
+        let (host, device) = (lender.host.clone(), record.function.device.clone());
+        self.send(&host, Message::Extend { incarnation, device, epoch, sent });
     }
 
     pub(super) fn say_ended(&mut self, lease: LeaseId) {

@@ -55,7 +55,7 @@ fn a_lease_that_is_not_renewed_expires_and_one_that_is_does_not() {
     let lease = lend(&mut authority, 0);
     let ttl = authority.config().ttl;
     pass(&mut authority, 0, ttl - 1);
-    authority.receive(ttl - 1, "beta", Message::Renew { lease, incarnation: 1 });
+    authority.receive(ttl - 1, "beta", Message::Renew { lease, incarnation: 1, sent: None });
     pass(&mut authority, ttl - 1, 2 * ttl - 2);
     assert!(authority.lease(lease).unwrap().is_live());
     let outcome = authority.tick(2 * ttl);
@@ -111,7 +111,7 @@ fn time_that_the_authority_did_not_see_counts_against_no_lease() {
     // Frozen for ten times to live: the nodes renewed, and nobody heard them.
     authority.tick(10 * ttl);
     assert!(authority.lease(lease).unwrap().is_live(), "expired by a freeze");
-    authority.receive(10 * ttl + 1, "beta", Message::Renew { lease, incarnation: 1 });
+    authority.receive(10 * ttl + 1, "beta", Message::Renew { lease, incarnation: 1, sent: None });
     pass(&mut authority, 10 * ttl + 1, 11 * ttl);
     assert!(authority.lease(lease).unwrap().is_live());
     // Awake, and without renewal, it expires as usual.
@@ -126,7 +126,7 @@ fn a_clock_read_out_of_order_changes_nothing() {
     let ttl = authority.config().ttl;
     pass(&mut authority, 0, ttl - 10);
     // Read before somebody else's step, and used after it.
-    authority.receive(5, "beta", Message::Renew { lease, incarnation: 1 });
+    authority.receive(5, "beta", Message::Renew { lease, incarnation: 1, sent: None });
     pass(&mut authority, ttl - 10, 2 * ttl - 11);
     assert!(authority.lease(lease).unwrap().is_live(), "renewed for an earlier moment");
 }

@@ -5,7 +5,7 @@
 //! conversation with it ends, before the front here has released its memory, and may lend it to this host again. And
 //! no lease is answered as closed while a front of it runs.
 
-use super::{Borrower, BorrowerAction, State};
+use super::{BorrowedLease, Borrower, BorrowerAction, State};
 use crate::message::{Epoch, FunctionId, LeaseId};
 
 /// Why a front does not begin.
@@ -44,7 +44,7 @@ impl FrontRefused {
 impl Borrower {
     /// Whether a lease is served here: its users may attach to its lender.
     pub fn serves(&self, lease: LeaseId) -> bool {
-        self.leases.get(&lease).is_some_and(|entry| !entry.is_over())
+        self.leases.get(&lease).is_some_and(BorrowedLease::is_served)
     }
 
     /// Whether anything of a lease is here: it is opened, served or closed.
@@ -58,7 +58,7 @@ impl Borrower {
     /// # Errors
     /// [`FrontRefused`]; nothing changes then.
     pub fn begin_front(&mut self, lease: LeaseId) -> Result<(), FrontRefused> {
-        let entry = self.leases.get(&lease).filter(|entry| !entry.is_over());
+        let entry = self.leases.get(&lease).filter(|entry| entry.is_served());
         let entry = entry.ok_or(FrontRefused::NotServed(lease))?;
         let function = || entry.function.clone();
         let same = || self.leases.iter().filter(|(_, other)| other.function == entry.function);
@@ -80,7 +80,7 @@ impl Borrower {
         entry.front = false;
         match entry.state {
             State::Ending => self.closed(lease),
-            State::Opening | State::Open(_) | State::Closing => Vec::new(),
+            State::Confirming(_) | State::Opening | State::Open(_) | State::Closing => Vec::new(),
         }
     }
 }

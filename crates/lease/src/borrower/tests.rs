@@ -3,7 +3,7 @@ use crate::message::Placement;
 
 const FUNCTION: &str = "alpha/nvme0";
 
-fn grant(lease: LeaseId) -> Grant {
+pub(super) fn grant(lease: LeaseId) -> Grant {
     Grant {
         lease,
         function: FUNCTION.parse().unwrap(),
@@ -15,6 +15,7 @@ fn grant(lease: LeaseId) -> Grant {
         turn: None,
         vm: None,
         starter: None,
+        strict_ttl: false,
     }
 }
 

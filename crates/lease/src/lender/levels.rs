@@ -98,7 +98,7 @@ mod tests {
 
     fn armed(epoch: Epoch) -> Lender {
         let mut lender = Lender::new(1, [DEVICE.to_owned()]);
-        lender.receive(arm(epoch));
+        lender.receive(0, arm(epoch));
         lender.arm_done(DEVICE, epoch, Ok(()));
         lender
     }
@@ -106,7 +106,8 @@ mod tests {
     fn arm(epoch: Epoch) -> Message {
         let (device, borrower) = (DEVICE.to_owned(), "beta".to_owned());
         let placement = Placement::Lender;
-        Message::Arm { incarnation: 1, device, lease: 7, epoch, borrower, placement, level: None }
+        let (incarnation, lease, level, serve_for) = (1, 7, None, None);
+        Message::Arm { incarnation, device, lease, epoch, borrower, placement, level, serve_for }
     }
 
     fn set(epoch: Epoch, number: u64, level: &str) -> Message {
@@ -126,26 +127,26 @@ mod tests {
     #[test]
     fn a_change_is_made_once_and_answered_as_often_as_it_is_asked_for() {
         let mut lender = armed(3);
-        let actions = lender.receive(set(3, 1, "a"));
+        let actions = lender.receive(0, set(3, 1, "a"));
         assert!(matches!(actions[..], [LenderAction::SetLevel { lease: 7, number: 1, .. }]));
         assert_eq!(lender.under_way(), Some(UnderWay::Level(DEVICE.to_owned())));
-        assert_eq!(lender.receive(set(3, 1, "a")), [], "it is under way");
-        assert_eq!(lender.receive(set(3, 2, "b")), [], "one at a time");
+        assert_eq!(lender.receive(0, set(3, 1, "a")), [], "it is under way");
+        assert_eq!(lender.receive(0, set(3, 2, "b")), [], "one at a time");
         assert_eq!(
-            lender.receive(arm(3)),
+            lender.receive(0, arm(3)),
             [],
             "what is armed is not answered before the change is"
         );
         let refused = Err("0.9 would fit".to_owned());
         assert_eq!(answer(&lender.level_done(DEVICE, 3, 1, refused.clone())), (1, refused.clone()));
-        assert_eq!(answer(&lender.receive(set(3, 1, "a"))), (1, refused));
-        assert_eq!(lender.receive(set(3, 2, "b")).len(), 1);
+        assert_eq!(answer(&lender.receive(0, set(3, 1, "a"))), (1, refused));
+        assert_eq!(lender.receive(0, set(3, 2, "b")).len(), 1);
         assert_eq!(lender.level_done(DEVICE, 3, 1, Ok(())), [], "that was answered before");
         assert_eq!(answer(&lender.level_done(DEVICE, 3, 2, Ok(()))), (2, Ok(())));
         // An older one that comes late gets the answer to the newest.
-        assert_eq!(answer(&lender.receive(set(3, 1, "a"))), (2, Ok(())));
+        assert_eq!(answer(&lender.receive(0, set(3, 1, "a"))), (2, Ok(())));
         // So does an authority that asks whether the epoch is armed: its records may be older.
-        let said = lender.receive(arm(3));
+        let said = lender.receive(0, arm(3));
         let [LenderAction::Send(Message::Armed { change: Some(change), .. })] = &said[..] else {
             panic!("{said:?}")
         };
@@ -155,15 +156,15 @@ mod tests {
     #[test]
     fn only_the_level_of_who_is_armed_is_changed() {
         let mut lender = armed(3);
-        assert_eq!(lender.receive(set(2, 1, "a")), []);
-        assert_eq!(lender.receive(set(4, 1, "a")), []);
-        assert_eq!(lender.receive(set(3, 1, "a")).len(), 1);
-        lender.receive(Message::Revoke { incarnation: 1, device: DEVICE.into(), epoch: 3 });
+        assert_eq!(lender.receive(0, set(2, 1, "a")), []);
+        assert_eq!(lender.receive(0, set(4, 1, "a")), []);
+        assert_eq!(lender.receive(0, set(3, 1, "a")).len(), 1);
+        lender.receive(0, Message::Revoke { incarnation: 1, device: DEVICE.into(), epoch: 3 });
         assert_eq!(lender.level_done(DEVICE, 3, 1, Ok(())), []);
         lender.revoke_done(DEVICE, 3);
-        assert_eq!((lender.receive(set(3, 2, "a")), lender.under_way()), (Vec::new(), None));
-        lender.receive(arm(4));
+        assert_eq!((lender.receive(0, set(3, 2, "a")), lender.under_way()), (Vec::new(), None));
+        lender.receive(0, arm(4));
         lender.arm_done(DEVICE, 4, Ok(()));
-        assert_eq!(lender.receive(arm(4)).len(), 1, "the next lease begins without changes");
+        assert_eq!(lender.receive(0, arm(4)).len(), 1, "the next lease begins without changes");
     }
 }

@@ -1,6 +1,7 @@
 //! The protocol under seeded random schedules: messages lost, delayed, reordered and duplicated,
 //! nodes and control plane dying, returning and freezing, nodes' processes
-//! replaced by others that go on, clocks read out of order, a store that
+//! replaced by others that go on, clocks read out of order, nodes cut off from the control plane in one direction or
+//! both, each with a clock of its own that is up to 4 % faster or slower, a store that
 //! fails, is lost or replaced by an older copy, while invariants are checked at every step.
 //!
 //! * I2: no two epochs of a function have live accesses at once.
@@ -8,6 +9,8 @@
 //!   function is scrubbed before another epoch's borrower touches it.
 //! * A lease expires after a whole time to live in which the control plane was awake and heard
 //!   nothing, and then it does.
+//! * Where leases are strict, as with every other seed, no lender serves an epoch beyond its time to live by its own
+//!   clock, and who borrowed it has ended it before by its own.
 //! * A change of a lease's service level is made or refused once the faults stop, and the records then say
 //!   what its borrower has.
 //! * Devices are offered and withdrawn: one in use is not released, and once the faults stop the records say what the
@@ -20,6 +23,7 @@
 //!
 //! A failing seed prints the command that replays it with its whole trace.
 
+mod clocks;
 mod control;
 mod fronts;
 mod patience;
@@ -35,7 +39,8 @@ use world::World;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
 const DEVICES: [(&str, &[&str]); 3] = [("alpha", &["nvme0"]), ("beta", &["nvme1"]), ("gamma", &[])];
-const CONFIG: Config = Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000 };
+const CONFIG: Config =
+    Config { ttl: 3000, close_grace: 2000, resend: 100, silence: 4000, strict_ttl: false };
 const AUTHORITY: usize = HOSTS.len();
 
 /// A deliberate mistake, to prove that the simulation notices.
@@ -68,6 +73,12 @@ enum Mistake {
     HastyClose,
     /// A process that goes on for another one does not ask for the fronts that it continues.
     ForgottenFronts,
+    /// A lender does not look at its clock.
+    NoClock,
+    /// A borrower counts a renewal from when it was answered.
+    LateRenewal,
+    /// The control plane answers a renewal of which the lender has not heard.
+    UnheardRenewal,
 }
 
 fn run(seed: u64, mistake: Mistake, traced: bool) -> Result<(), (String, String)> {
@@ -102,8 +113,11 @@ fn planted_mistakes_are_found() {
         Mistake::EarlyEnd,
         Mistake::HastyClose,
         Mistake::ForgottenFronts,
+        Mistake::NoClock,
+        Mistake::LateRenewal,
+        Mistake::UnheardRenewal,
     ] {
-        let found = (0..5000).find_map(|seed| Some((seed, run(seed, mistake, false).err()?.0)));
+        let found = (0..20_000).find_map(|seed| Some((seed, run(seed, mistake, false).err()?.0)));
         let (seed, error) = found.unwrap_or_else(|| panic!("{mistake:?} went unnoticed"));
         println!("{mistake:?} is found by seed {seed}: {error}");
     }

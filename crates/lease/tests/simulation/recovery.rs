@@ -33,6 +33,7 @@ impl World {
         self.store_fails_until = 0;
         self.frozen_until = 0;
         self.slow_until.fill(0);
+        self.clocks.reconnect();
         if self.authority.is_none() {
             self.restore_authority();
         }

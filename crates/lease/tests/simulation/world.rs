@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use rackbus_lease::{
-    Authority, Borrower, BorrowerAction, Epoch, FunctionId, LeaseId, LeaseState, Lender,
+    Authority, Borrower, BorrowerAction, Config, Epoch, FunctionId, LeaseId, LeaseState, Lender,
     LenderAction, Message, Millis, Placement, Record,
 };
 use rackbus_seeds::Random;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::clocks::Clocks;
 use crate::fronts::{Front, Stage};
 use crate::patience::Patience;
 use crate::work::Work;
@@ -49,6 +50,9 @@ pub struct Node {
 pub struct World {
     pub random: Random,
     pub now: Millis,
+    /// Whether leases end by the clocks of their nodes, too.
+    pub strict: bool,
+    pub clocks: Clocks,
     pub authority: Option<Authority>,
     /// Until when it does nothing, though it lives.
     pub frozen_until: Millis,
@@ -85,12 +89,21 @@ pub fn placement(borrower: &str) -> Placement {
     if borrower == HOSTS[1] { Placement::Borrower } else { Placement::Lender }
 }
 
+/// The time limits of an authority.
+pub fn config(strict_ttl: bool) -> Config {
+    Config { strict_ttl, ..CONFIG }
+}
+
 impl World {
     pub fn new(seed: u64, mistake: Mistake, traced: bool) -> World {
+        let (mut random, strict) = (Random(seed), seed % 2 == 1);
+        let clocks = Clocks::new(&mut random);
         let mut world = World {
-            random: Random(seed),
+            random,
             now: 1,
-            authority: Some(Authority::new(CONFIG)),
+            strict,
+            clocks,
+            authority: Some(Authority::new(config(strict))),
             frozen_until: 0,
             stored: BTreeMap::new(),
             backup: BTreeMap::new(),
@@ -126,6 +139,7 @@ impl World {
         let incarnation = if self.random.chance(10) { clock / 1000 } else { clock };
         let names = || DEVICES[host].1.iter().map(|d| (*d).to_owned());
         self.note(|| format!("{} starts, life {incarnation}", HOSTS[host]));
+        self.clocks.begin(host);
         self.nodes[host] = Some(Node {
             lender: Lender::new(incarnation, names()),
             borrower: Borrower::new(incarnation),
@@ -141,7 +155,8 @@ impl World {
     }
 
     pub fn send(&mut self, from: usize, to: usize, message: Message) {
-        if self.faults && self.random.chance(10) {
+        let is_cut = self.clocks.is_cut(from, to, self.now);
+        if self.faults && (is_cut || self.random.chance(10)) {
             self.note(|| format!("lost {from}->{to} {message:?}"));
             return;
         }
@@ -171,6 +186,11 @@ impl World {
                 Message::Renew { lease, .. } => Some(*lease),
                 _ => None,
             };
+            if let Message::Renew { lease, sent: Some(sent), .. } = message
+                && self.mistake == Mistake::UnheardRenewal
+            {
+                self.send(AUTHORITY, from, Message::Renewed { lease, sent });
+            }
             let receive = |a: &mut Authority, now| ((), a.receive(now, HOSTS[from], message));
             if self.decide(receive)?.is_some()
                 && let Some(authority) = &self.authority
@@ -202,14 +222,18 @@ impl World {
             }
             Message::Arm { .. }
             | Message::Revoke { .. }
+            | Message::Extend { .. }
             | Message::SetLevel { .. }
             | Message::Offer { .. }
-            | Message::Withdraw { .. } => {
-                let actions = node.lender.receive(message);
-                self.lender_actions(to, &mut node, actions);
-            }
+            | Message::Withdraw { .. } => self.lender_hears(to, &mut node, message),
             other => {
-                let actions = node.borrower.receive(self.now, other);
+                let other = match other {
+                    Message::Renewed { lease, .. } if self.mistake == Mistake::LateRenewal => {
+                        Message::Renewed { lease, sent: self.clock(to) }
+                    }
+                    other => other,
+                };
+                let actions = node.borrower.receive(self.clock(to), other);
                 self.borrower_actions(to, &mut node, actions)?;
             }
         }
@@ -258,7 +282,9 @@ impl World {
                     node.pending.push(Work::Open(grant.lease));
                 }
                 // A node that waits for its user is one whose work is not done.
-                BorrowerAction::Close { lease, .. } | BorrowerAction::Yield { lease, .. } => {
+                BorrowerAction::Close { lease, .. }
+                | BorrowerAction::Cut { lease, .. }
+                | BorrowerAction::Yield { lease, .. } => {
                     // Whatever was still to be opened is closed instead.
                     node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
                     node.pending.push(Work::Close(lease));
@@ -310,6 +336,7 @@ impl World {
             });
             waited.map(|l| l.lease).try_for_each(|lease| self.patience.still_live(lease))?;
         }
+        let mut ended = Vec::new();
         for (host, name) in HOSTS.iter().enumerate() {
             if self.slow_until[host] > self.now {
                 continue;
@@ -331,11 +358,12 @@ impl World {
                 let register = Message::Register { incarnation, devices, newest_lease, address };
                 self.send(host, AUTHORITY, register);
             }
-            let actions = node.borrower.tick(self.now);
+            let actions = node.borrower.tick(self.clock(host));
             self.borrower_actions(host, &mut node, actions)?;
+            ended.extend(self.end_by_clock(host, &mut node));
             self.nodes[host] = Some(node);
         }
-        Ok(())
+        self.check_clocks(&ended)
     }
 
     /// A borrower notices that the lender it uses has died (or believes so).
@@ -415,7 +443,7 @@ impl World {
     }
 
     pub fn step(&mut self) -> Result<(), String> {
-        match self.random.below(1000) {
+        match self.random.below(1003) {
             0..400 if !self.network.is_empty() => {
                 let index = self.random.below(self.network.len());
                 self.deliver(index)?;
@@ -438,7 +466,8 @@ impl World {
             976..979 => self.backup = self.stored.clone(),
             979..981 => self.lose_database(),
             981..986 => self.replace_process()?,
-            _ => self.crash_or_return()?,
+            986..1000 => self.crash_or_return()?,
+            _ => self.cut_off(),
         }
         Ok(())
     }

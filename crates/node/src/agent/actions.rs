@@ -67,11 +67,23 @@ impl Agent {
         }
     }
 
+    /// Takes back what was not renewed for its time to live.
+    pub(super) fn end_unrenewed(&mut self, now: Millis) {
+        let actions = self.lender.tick(now);
+        for action in &actions {
+            if let LenderAction::Revoke { device, epoch, .. } = action {
+                tracing::warn!(device, epoch, "not renewed for its time to live");
+            }
+        }
+        self.do_lender(actions);
+    }
+
     pub(super) fn do_borrower(&mut self, actions: Vec<BorrowerAction>) {
         for action in actions {
             match action {
                 BorrowerAction::Send(message) => self.say(message),
                 BorrowerAction::Open(grant) => self.open(grant),
+                BorrowerAction::Cut { lease, reason } => self.cut(lease, reason),
                 BorrowerAction::Close { lease, reason, within } => {
                     let limit = self.release_limit(lease, within, 0);
                     self.release(lease, limit, move || {
@@ -159,6 +171,17 @@ impl Agent {
             borrower.await_user(lease, || limit.program());
             borrower.close(lease);
             heard.tell_from_job(AgentEvent::CloseDone(lease));
+        });
+    }
+
+    /// Stops serving a lease at once, whatever is done with it meanwhile. Its user finds an absent device, and has the usual
+    /// time to release that.
+    fn cut(&mut self, lease: LeaseId, reason: String) {
+        let borrower = self.borrower.clone();
+        tokio::task::spawn_blocking(move || borrower.cut(lease));
+        let limit = self.release_limit(lease, None, 0);
+        self.release(lease, limit, move || {
+            tracing::warn!(reason, "the function is not served any more");
         });
     }
 

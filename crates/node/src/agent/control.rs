@@ -170,12 +170,12 @@ mod tests {
     fn what_is_said_while_nobody_takes_it_is_bounded_and_dropped() {
         let (said, mut outbox) = ControlOutbox::new();
         for lease in 0..10_000 {
-            let message = Message::Renew { lease, incarnation: 1 };
+            let message = Message::Renew { lease, incarnation: 1, sent: None };
             said.put(NodeMessages { messages: vec![message], report: None });
         }
         assert_eq!(outbox.len(), UNSAID);
         let first = outbox.try_recv().unwrap().messages;
-        assert_eq!(first, [Message::Renew { lease: 0, incarnation: 1 }]);
+        assert_eq!(first, [Message::Renew { lease: 0, incarnation: 1, sent: None }]);
         let message = Message::Closed { lease: 7 };
         said.put(NodeMessages { messages: vec![message.clone()], report: None });
         let last = std::iter::from_fn(|| outbox.try_recv().ok()).last().unwrap();

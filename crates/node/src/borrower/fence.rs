@@ -121,8 +121,12 @@ pub(crate) mod tests {
     pub(crate) fn grant(lease: LeaseId, function: &str) -> Grant {
         let (function, address) = (function.parse().unwrap(), "nowhere".to_owned());
         let (placement, epoch, ttl) = (Placement::Borrower, lease, 1000);
-        let (group, turn, vm, starter) = Default::default();
-        Grant { lease, function, epoch, address, ttl, placement, group, turn, vm, starter }
+        let (group, turn, vm, starter, strict_ttl) = Default::default();
+        #[rustfmt::skip]
+        let grant = Grant {
+            lease, function, epoch, address, ttl, placement, group, turn, vm, starter, strict_ttl,
+        };
+        grant
     }
 
     /// A borrower that was granted these, and what follows from the end of fronts.

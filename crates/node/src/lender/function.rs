@@ -360,8 +360,17 @@ mod tests {
         let (lease, epoch, placement) = (1, 1, Placement::Lender);
         let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
         let level_of = level.clone();
-        let arm = Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level };
-        assert_eq!(lender.receive(arm).len(), 1);
+        let arm = Message::Arm {
+            incarnation: 0,
+            device,
+            lease,
+            epoch,
+            borrower,
+            placement,
+            level,
+            serve_for: None,
+        };
+        assert_eq!(lender.receive(0, arm).len(), 1);
         lender.arm("d0", epoch, level_of.as_deref());
         holder
     }
@@ -406,7 +415,7 @@ mod tests {
         });
         assert!(attaching.join().is_err());
         let revoke = Message::Revoke { incarnation: 0, device: "d0".to_owned(), epoch: 1 };
-        assert_eq!(lender.receive(revoke).len(), 1);
+        assert_eq!(lender.receive(0, revoke).len(), 1);
         let said = lender.revoke("d0", 1).expect("somebody is attached for ever");
         assert!(
             matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]),

@@ -143,15 +143,19 @@ impl Hosts {
         let epoch = 1 + self.last.fetch_add(1, Ordering::Relaxed);
         let (name, borrower) = (device.to_owned(), host.to_owned());
         let placement = self.placement;
-        self.lender.receive(Message::Arm {
-            incarnation: 0,
-            device: name.clone(),
-            lease: epoch,
-            epoch,
-            borrower,
-            placement,
-            level: None,
-        });
+        self.lender.receive(
+            0,
+            Message::Arm {
+                incarnation: 0,
+                device: name.clone(),
+                lease: epoch,
+                epoch,
+                borrower,
+                placement,
+                level: None,
+                serve_for: None,
+            },
+        );
         let said = self.lender.arm(device, epoch, None);
         assert!(matches!(said[..], [LenderAction::Send(Message::Armed { .. })]), "{said:?}");
         let grant = Grant {
@@ -165,6 +169,7 @@ impl Hosts {
             turn: None,
             vm: None,
             starter: None,
+            strict_ttl: false,
         };
         let borrower = &self.borrowers[host];
         borrower.decide(|it| it.receive(0, Message::Granted(grant.clone())));
@@ -174,7 +179,8 @@ impl Hosts {
     /// Takes a lease's function back; its borrower is not asked, and not told.
     pub fn revoke(&self, lease: &OpenLease) {
         let OpenLease { device, epoch, .. } = *lease;
-        self.lender.receive(Message::Revoke { incarnation: 0, device: device.to_owned(), epoch });
+        self.lender
+            .receive(0, Message::Revoke { incarnation: 0, device: device.to_owned(), epoch });
         let said = self.lender.revoke(device, epoch).unwrap();
         let revoked = matches!(said[..], [LenderAction::Send(Message::Revoked { .. })]);
         assert!(revoked, "{said:?}");

@@ -38,7 +38,7 @@ fn what_has_been_over_for_longest_is_forgotten_first() {
     let long: FunctionId = "alpha/nvme1".parse().unwrap();
     let (first, _) = authority.borrow(0, &long, "beta", Placement::Lender).unwrap();
     for now in 1..=2000 {
-        authority.receive(now, "beta", Message::Renew { lease: first, incarnation: 1 });
+        authority.receive(now, "beta", Message::Renew { lease: first, incarnation: 1, sent: None });
         let lease = lend(&mut authority, now);
         take_back(&mut authority, now, lease);
     }

@@ -83,9 +83,17 @@ fn lent_in(placement: Placement, level: Option<&str>) -> LentFunctions {
     let (lease, epoch) = (1, 1);
     let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
     let asked = level.map(str::to_owned);
-    let arm =
-        Message::Arm { incarnation: 0, device, lease, epoch, borrower, placement, level: asked };
-    assert_eq!(lender.receive(arm).len(), 1);
+    let arm = Message::Arm {
+        incarnation: 0,
+        device,
+        lease,
+        epoch,
+        borrower,
+        placement,
+        level: asked,
+        serve_for: None,
+    };
+    assert_eq!(lender.receive(0, arm).len(), 1);
     lender.arm("d0", epoch, level);
     lender.fence.lock().attach("d0", &holder).unwrap();
     lender
@@ -125,7 +133,7 @@ fn a_function_that_the_successor_cannot_make_is_taken_back_all_the_same() {
     let before = lent_to_beta(None);
     let after = successor(&before, &[], BTreeMap::new());
     let revoke = Message::Revoke { incarnation: 0, device: "d0".to_owned(), epoch: 1 };
-    assert_eq!(after.receive(revoke).len(), 1);
+    assert_eq!(after.receive(0, revoke).len(), 1);
     let said = after.revoke("d0", 1).unwrap();
     let answered = matches!(said[..], [LenderAction::Send(Message::Revoked { epoch: 1, .. })]);
     assert!(answered, "{said:?}");
@@ -192,12 +200,12 @@ fn offer_again(lender: &LentFunctions, listed_before: bool) {
     if listed_before {
         let (device, functions) = (device.clone(), functions.clone());
         let withdraw = Message::Withdraw { incarnation: 0, device, number: 1, functions };
-        assert_eq!(lender.receive(withdraw).len(), 1);
+        assert_eq!(lender.receive(0, withdraw).len(), 1);
         lender.release("d0", 1, &["d0".to_owned()]);
     }
     let section = "size = \"2 MiB\"".to_owned();
     let offer = Message::Offer { incarnation: 0, device, number: 2, functions, section };
-    for action in lender.receive(offer) {
+    for action in lender.receive(0, offer) {
         if let LenderAction::Offer { device, number, section } = action {
             lender.take_on(&device, number, &section);
         }
