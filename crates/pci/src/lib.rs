@@ -36,5 +36,5 @@ pub use function::{
 };
 pub use interrupts::{Interrupts, Mode};
 pub use operations::Operations;
-pub use polled::{LookAgain, NotPolled, PolledRegisters};
+pub use polled::{NotPolled, PolledRegisters, WatchedRegisters};
 pub use state::{FunctionState, ModelState, RestoreError, SaveError, Saved};

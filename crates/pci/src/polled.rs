@@ -28,6 +28,8 @@ use std::sync::atomic::Ordering;
 
 use rackbus_memory::{RegionError, SharedMemory};
 
+use crate::function::Work;
+
 /// Why the registers of a BAR are not available as memory.
 #[derive(Debug, thiserror::Error)]
 pub enum NotPolled {
@@ -129,6 +131,88 @@ impl PolledRegisters {
     }
 }
 
+/// Registers that a model looks at, with what it knows of each word.
+///
+/// A driver never stores all ones to the word at `mark`. Where that has all ones, the device was given back or its
+/// lender is taken for lost, and whoever found that has [retired](PolledRegisters::retire) the registers: nothing new
+/// is in that word, and nothing is [told](WatchedRegisters::tell) any more. A reset [shows](WatchedRegisters::show) them
+/// anew, because a driver that did store all ones there finds its function again by that.
+#[derive(Debug)]
+pub struct WatchedRegisters {
+    registers: PolledRegisters,
+    /// Each word as it was last loaded or stored here.
+    seen: Vec<u32>,
+    mark: u64,
+    again: LookAgain,
+}
+
+impl WatchedRegisters {
+    /// Registers of `length` bytes, all zero, which somebody begins to look at at `now_ns`.
+    ///
+    /// # Errors
+    /// As [`PolledRegisters::new`].
+    pub fn new(length: u64, mark: u64, now_ns: u64) -> Result<WatchedRegisters, NotPolled> {
+        let registers = PolledRegisters::new(length)?;
+        let seen = vec![0; registers.0.len() / 4];
+        Ok(WatchedRegisters { registers, seen, mark, again: LookAgain::after_work(now_ns) })
+    }
+
+    /// The memory, as its driver has it.
+    pub fn registers(&self) -> &PolledRegisters {
+        &self.registers
+    }
+
+    /// Whether somebody else has retired them.
+    #[inline]
+    pub fn is_retired(&self) -> bool {
+        self.registers.load(self.mark) == u32::MAX
+    }
+
+    /// What the driver has stored at `offset`, if that is another value than before. Nothing outside of the registers.
+    #[inline]
+    pub fn news(&mut self, offset: u64) -> Option<u32> {
+        let value = self.registers.load(offset);
+        if offset == self.mark && value == u32::MAX {
+            return None;
+        }
+        let seen = self.seen.get_mut(usize::try_from(offset / 4).ok()?)?;
+        (std::mem::replace(seen, value) != value).then_some(value)
+    }
+
+    /// Stores a word, whatever is there. Its driver stores nothing there meanwhile.
+    pub fn show(&mut self, offset: u64, value: u32) {
+        let at = usize::try_from(offset / 4).unwrap_or(usize::MAX);
+        if let Some(seen) = self.seen.get_mut(at) {
+            *seen = value;
+            self.registers.store(offset, value);
+        }
+    }
+
+    /// Stores a word that only the device changes, if it has.
+    #[inline]
+    pub fn tell(&mut self, offset: u64, value: u32) {
+        let at = usize::try_from(offset / 4).unwrap_or(usize::MAX);
+        if self.seen.get(at).is_some_and(|seen| *seen != value) && !self.is_retired() {
+            self.show(offset, value);
+        }
+    }
+
+    /// What a poll that did `work` at `now_ns` leads to where nobody rings: another look, in time.
+    #[inline]
+    pub fn look_again(&mut self, work: Work, now_ns: u64) -> Work {
+        let wait = self.again.wait_ns(now_ns);
+        match work {
+            Work::Done => {
+                self.again = LookAgain::after_work(now_ns);
+                Work::Done
+            }
+            Work::Idle | Work::Asleep(None) => Work::Watch(wait),
+            Work::Watch(limit) => Work::Watch(limit.min(wait)),
+            Work::Asleep(Some(at)) => Work::Watch(at.saturating_sub(now_ns).min(wait)),
+        }
+    }
+}
+
 /// How long nobody needs to look at registers, by how long nothing has come (pure).
 ///
 /// The wait is an eighth of the time without work, so that what comes is late by an eighth of the pause before it at
@@ -190,6 +274,48 @@ mod tests {
             let file = SharedMemory::reserve("any", 2 << 20).unwrap();
             assert!(PolledRegisters::adopt(file, length).is_err(), "{length}");
         }
+    }
+
+    #[test]
+    fn a_word_is_news_once_and_nothing_is_when_the_registers_were_retired() {
+        let mut watched = WatchedRegisters::new(8192, 0x20, 0).unwrap();
+        let (file, length) = watched.registers().descriptor().unwrap();
+        let driver = PolledRegisters::adopt(file, length).unwrap();
+        assert_eq!(watched.news(0x20), None);
+        driver.store(0x20, 1);
+        assert_eq!((watched.news(0x20), watched.news(0x20)), (Some(1), None));
+        watched.show(0x20, 0);
+        assert_eq!((driver.load(0x20), watched.news(0x20)), (0, None));
+        watched.tell(0x24, 1);
+        driver.store(0x24, 7);
+        // Told already: what a driver does to it is not undone.
+        watched.tell(0x24, 1);
+        assert_eq!(driver.load(0x24), 7);
+        assert_eq!((watched.news(8192), watched.news(u64::MAX)), (None, None));
+        watched.show(8192, 1);
+        driver.retire();
+        assert!(watched.is_retired());
+        watched.tell(0x28, 3);
+        assert_eq!(watched.news(0x20), None);
+        assert_eq!([0x20, 0x28].map(|at| driver.load(at)), [u32::MAX; 2]);
+        watched.show(0x20, 0);
+        watched.tell(0x28, 3);
+        assert_eq!([0x20, 0x28].map(|at| driver.load(at)), [0, 3]);
+    }
+
+    #[test]
+    fn what_is_due_is_looked_for_in_time_and_work_brings_the_next_look_near() {
+        let mut watched = WatchedRegisters::new(4096, 0, 0).unwrap();
+        let now = 1_000_000_000;
+        let longest = Work::Watch(LookAgain::LONGEST_NS);
+        assert_eq!(watched.look_again(Work::Asleep(None), now), longest);
+        assert_eq!(watched.look_again(Work::Idle, now), longest);
+        assert_eq!(watched.look_again(Work::Watch(7), now), Work::Watch(7));
+        assert_eq!(watched.look_again(Work::Asleep(Some(now + 9)), now), Work::Watch(9));
+        assert_eq!(watched.look_again(Work::Asleep(Some(0)), now), Work::Watch(0));
+        assert_eq!(watched.look_again(Work::Done, now), Work::Done);
+        let soon = Work::Watch(LookAgain::SHORTEST_NS);
+        assert_eq!(watched.look_again(Work::Idle, now), soon);
     }
 
     proptest! {

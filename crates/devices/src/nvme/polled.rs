@@ -14,27 +14,16 @@
 
 use std::os::fd::OwnedFd;
 
-use rackbus_pci::{Bus, LookAgain, NotPolled, PolledRegisters, Work};
+use rackbus_pci::{Bus, NotPolled, WatchedRegisters, Work};
 use rackbus_spec::nvme::registers::{self as offset, DOORBELLS};
 
 use super::controller::Nvme;
 use super::registers::NvmeRegisters;
-use super::state::{ControllerState, QUEUES};
+use super::state::ControllerState;
 
-/// Registers that a driver has mapped, and what is known of them.
+/// Registers that a driver has mapped.
 #[derive(Debug)]
-pub struct Polled {
-    registers: PolledRegisters,
-    /// CC as it was seen last.
-    cc: u32,
-    /// CSTS as it was stored last.
-    csts: u32,
-    /// CMBMSC as it was seen last.
-    buffer: u64,
-    /// Doorbells as they were seen last, two for each queue: tail, head.
-    doorbells: [u32; 2 * QUEUES],
-    again: LookAgain,
-}
+pub struct Polled(WatchedRegisters);
 
 /// Behind the last register before the doorbells that a driver without a persistent memory region knows.
 const REGISTERS_END: u64 = offset::CMBSTS + 8;
@@ -50,27 +39,17 @@ pub enum DoorbellKind {
     Head,
 }
 
-/// The place of a doorbell among all of them.
-fn number(qid: u16, side: DoorbellKind) -> usize {
-    2 * usize::from(qid) + usize::from(side == DoorbellKind::Head)
-}
-
 /// The register of a doorbell.
-fn register(number: usize) -> u64 {
-    DOORBELLS + number as u64 * (4 << super::registers::DOORBELL_STRIDE)
+fn register(qid: u16, side: DoorbellKind) -> u64 {
+    let number = 2 * u64::from(qid) + u64::from(side == DoorbellKind::Head);
+    DOORBELLS + number * (4 << super::registers::DOORBELL_STRIDE)
 }
 
 impl Polled {
     /// Memory of `length` bytes that shows the controller as it is.
     fn new(length: u64, state: &ControllerState, now_ns: u64) -> Result<Polled, NotPolled> {
-        let mut polled = Polled {
-            registers: PolledRegisters::new(length)?,
-            cc: 0,
-            csts: 0,
-            buffer: 0,
-            doorbells: [0; 2 * QUEUES],
-            again: LookAgain::after_work(now_ns),
-        };
+        // No driver stores all ones to CC.
+        let mut polled = Polled(WatchedRegisters::new(length, offset::CC, now_ns)?);
         polled.show(&state.registers);
         for queue in state.sqs.iter().flatten() {
             polled.set_doorbell(queue.id, DoorbellKind::Tail, queue.doorbell.value());
@@ -86,64 +65,26 @@ impl Polled {
         for at in (0..REGISTERS_END).step_by(4).filter(|at| !MASKS.contains(at)) {
             let mut word = [0; 4];
             registers.read(at, &mut word);
-            self.registers.store(at, u32::from_le_bytes(word));
+            self.0.show(at, u32::from_le_bytes(word));
         }
-        (self.cc, self.csts) = (registers.cc.into(), registers.csts.into());
-        self.buffer = registers.cmbmsc;
-    }
-
-    /// Whether the borrower's node has retired them, because the device is given back or its lender taken for lost: CC,
-    /// like all others, reads all ones, which no driver stores. They stay so.
-    #[inline]
-    fn is_retired(&self) -> bool {
-        self.registers.load(offset::CC) == u32::MAX
-    }
-
-    /// Stores CSTS, if it has changed.
-    #[inline]
-    fn tell(&mut self, registers: &NvmeRegisters) {
-        let csts = registers.csts.into();
-        if self.csts != csts && !self.is_retired() {
-            self.csts = csts;
-            self.registers.store(offset::CSTS, csts);
-        }
-    }
-
-    /// A new value of CC.
-    #[inline]
-    fn new_configuration(&mut self) -> Option<u32> {
-        let cc = self.registers.load(offset::CC);
-        if cc == u32::MAX {
-            return None;
-        }
-        let changed = cc != self.cc;
-        self.cc = cc;
-        changed.then_some(cc)
     }
 
     /// A new value of CMBMSC.
     #[inline]
     fn new_buffer_control(&mut self) -> Option<u64> {
-        let control = self.registers.load_pair(offset::CMBMSC);
-        (std::mem::replace(&mut self.buffer, control) != control).then_some(control)
+        let [low, high] = [offset::CMBMSC, offset::CMBMSC + 4].map(|at| self.0.news(at));
+        low.or(high).map(|_| self.0.registers().load_pair(offset::CMBMSC))
     }
 
     /// A new value of a doorbell, whatever it is.
     #[inline]
     pub fn new_doorbell(&mut self, qid: u16, side: DoorbellKind) -> Option<u32> {
-        let number = number(qid, side);
-        let seen = self.doorbells.get_mut(number)?;
-        let value = self.registers.load(register(number));
-        (std::mem::replace(seen, value) != value).then_some(value)
+        self.0.news(register(qid, side))
     }
 
     /// A doorbell is at `value`, and its driver stores nothing there meanwhile.
     fn set_doorbell(&mut self, qid: u16, side: DoorbellKind, value: u16) {
-        let number = number(qid, side);
-        if let Some(seen) = self.doorbells.get_mut(number) {
-            *seen = value.into();
-            self.registers.store(register(number), *seen);
-        }
+        self.0.show(register(qid, side), value.into());
     }
 
     /// A queue was made: its doorbell is 0.
@@ -153,7 +94,7 @@ impl Polled {
 
     /// Their user has the device no more.
     pub fn retire(&self) {
-        self.registers.retire();
+        self.0.registers().retire();
     }
 }
 
@@ -175,16 +116,16 @@ impl Nvme {
             Some(polled) => polled,
             none => none.insert(Polled::new(length, &self.state, bus.now_ns)?),
         };
-        polled.registers.descriptor()
+        polled.0.registers().descriptor()
     }
 
     /// Does what the driver stored in CC asks for.
     #[inline]
     pub(super) fn look_at_registers(&mut self, bus: &Bus<'_>) {
         let Some(polled) = &mut self.polled else { return };
-        if let Some(cc) = polled.new_configuration() {
+        if let Some(cc) = polled.0.news(offset::CC) {
             bus.user.before_access();
-            let memory = &polled.registers;
+            let memory = polled.0.registers();
             let queues = [memory.load_pair(offset::ASQ), memory.load_pair(offset::ACQ)]
                 .map(u64::to_le_bytes);
             let attributes = memory.load(offset::AQA).to_le_bytes();
@@ -200,37 +141,27 @@ impl Nvme {
             && let Some(control) = polled.new_buffer_control()
         {
             self.write_register(bus, offset::CMBMSC, &control.to_le_bytes());
-            self.show_buffer(control);
+            self.show_buffer();
         }
         // Events are told when there is room, which nothing else looks for.
         self.refresh_head(0);
     }
 
     /// Tells the driver where the memory buffer is, as its control says now.
-    fn show_buffer(&mut self, control: u64) {
+    fn show_buffer(&mut self) {
         let Some(polled) = &mut self.polled else { return };
         for at in [offset::CMBLOC, offset::CMBSZ, offset::CMBSTS] {
             let mut word = [0; 4];
             self.state.registers.read(at, &mut word);
-            polled.registers.store(at, u32::from_le_bytes(word));
+            polled.0.show(at, u32::from_le_bytes(word));
         }
-        polled.buffer = control;
     }
 
     /// Tells the driver what a poll has changed, and says when to look again.
     #[inline]
     pub(super) fn show_registers(&mut self, bus: &Bus<'_>, work: Work) -> Work {
         let Some(polled) = &mut self.polled else { return work };
-        polled.tell(&self.state.registers);
-        let wait = polled.again.wait_ns(bus.now_ns);
-        match work {
-            Work::Done => {
-                polled.again = LookAgain::after_work(bus.now_ns);
-                Work::Done
-            }
-            Work::Idle | Work::Asleep(None) => Work::Watch(wait),
-            Work::Watch(limit) => Work::Watch(limit.min(wait)),
-            Work::Asleep(Some(at)) => Work::Watch(at.saturating_sub(bus.now_ns).min(wait)),
-        }
+        polled.0.tell(offset::CSTS, self.state.registers.csts.into());
+        polled.0.look_again(work, bus.now_ns)
     }
 }
