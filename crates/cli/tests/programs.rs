@@ -18,7 +18,7 @@ use support::machines::Machines;
 use support::segments::answered;
 use support::{PATIENCE, Rack, THREE_HOSTS};
 
-/// CAP's lower half, which no drive has as all ones or zero.
+/// CAP's lower half of a drive, MAGIC of an accelerator, neither of which is all ones or zero.
 const CAP: usize = 0;
 
 fn devices(run_dir: std::path::PathBuf, host: &str) -> Devices {
@@ -33,7 +33,7 @@ fn borrow(devices: &Devices, function: &str, strict: bool) -> Result<BorrowedDev
     devices.borrow(entry.fdid, strict)
 }
 
-/// A drive's registers, mapped.
+/// A device's registers, mapped.
 fn registers(device: &BorrowedDevice) -> Mapping {
     let bar = device.connect_bar(0).unwrap();
     bar.map(0, bar.size()).unwrap()
@@ -143,10 +143,12 @@ fn a_device_that_is_taken_away_reads_ones_and_says_so() {
 
 #[test]
 fn registers_of_a_lender_that_was_killed_read_ones() {
-    let mut rack = Rack::up(THREE_HOSTS);
+    let accelerator = "[hosts.alpha.devices.accel0]\nkind = \"accelerator\"\nfunctions = 1\n";
+    let mut rack = Rack::up(&format!("{THREE_HOSTS}{accelerator}"));
     let devices = devices(rack.run_dir(), "beta");
-    for strict in [false, true] {
-        let device = borrow(&devices, "alpha/nvme0", strict).unwrap();
+    let functions = ["alpha/nvme0", "alpha/accel0.vf1"].map(|it| [(it, false), (it, true)]);
+    for (function, strict) in functions.into_iter().flatten() {
+        let device = borrow(&devices, function, strict).unwrap();
         let registers = registers(&device);
         assert!(![0, u32::MAX].contains(&load(&registers, CAP)));
         rack.process(Some("alpha")).crash();
@@ -154,7 +156,7 @@ fn registers_of_a_lender_that_was_killed_read_ones() {
         assert!(matches!(device.identity(), Err(DeviceError::Gone)));
         drop(device);
         rack.restart(Some("alpha"));
-        rack.wait_device("alpha/nvme0", DeviceState::Offered);
+        rack.wait_device(function, DeviceState::Offered);
     }
 }
 

@@ -221,9 +221,11 @@ impl Accel {
         }
         let events = if interrupts { device.interrupts(queues)? } else { Vec::new() };
         write4(&mut *device, reg::CONTROL, 0)?;
+        settled(&mut *device, reg::STATUS, |status| status == 0)?;
         let page = addresses.at(0).map_or(0, |(address, _)| address);
         device.write(reg::SHADOW, &page.to_le_bytes())?;
         write4(&mut *device, reg::CONTROL, 1)?;
+        settled(&mut *device, reg::STATUS, |status| status == 1)?;
         let mut rings = Vec::new();
         for (number, place) in (0..queues).zip(&layout.rings) {
             let mut ring = AccelRing::new(number, *place, depth);
@@ -479,6 +481,25 @@ fn read4(device: &mut dyn DrivenFunction, offset: u64) -> Result<u32, AccelError
     let mut data = [0; 4];
     device.read(offset, &mut data)?;
     Ok(u32::from_le_bytes(data))
+}
+
+/// A register when it is as it should be, after what the driver has stored elsewhere. That is so at once where the store
+/// traps; where registers are memory the function has to look first.
+fn settled(
+    device: &mut dyn DrivenFunction,
+    register: u64,
+    wanted: impl Fn(u32) -> bool,
+) -> Result<u32, AccelError> {
+    let begun = Instant::now();
+    loop {
+        match read4(device, register)? {
+            u32::MAX => return Err(AccelError::Device(DriveError::Absent)),
+            value if wanted(value) => return Ok(value),
+            _ if begun.elapsed() >= TIME_LIMIT => return Err(AccelError::TimedOut),
+            _ if device.progress() => {}
+            _ => std::thread::sleep(NAP),
+        }
+    }
 }
 
 fn write4(device: &mut dyn DrivenFunction, offset: u64, value: u32) -> Result<(), AccelError> {

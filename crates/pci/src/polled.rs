@@ -15,7 +15,7 @@
 //! | class | qualifies | why |
 //! | --- | --- | --- |
 //! | NVMe | yes, with MSI-X, MSI or polled completions | CC, AQA, ASQ, ACQ and doorbells are values, and a driver waits for CSTS between two meanings of CC. INTMS and INTMC are events; they have no effect with MSI-X, and are not looked at here |
-//! | accelerator | it would, and is not built | CONTROL and a queue's ENABLE are values, if the driver waits for STATUS and STATE between two of them; what is left are doorbells, which have shadows in memory already |
+//! | accelerator | yes | CONTROL, a queue pair's ENABLE and the doorbells are values, and a driver waits for STATUS and STATE between two meanings of the first two |
 //! | virtio | no | `queue_select` and `device_feature_select` are events, reading `isr` clears it, and notifications carry no value |
 //! | memory | has no registers | its BAR is memory to begin with |
 //!

@@ -16,8 +16,8 @@ use std::sync::atomic::{Ordering, fence};
 use rackbus_memory::{Access, Carried, CarriedSession, DmaSlice};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
-    Bar, Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations,
-    ResetKind, RestoreError, SaveError, Work,
+    Bar, Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, NotPolled,
+    Operations, ResetKind, RestoreError, SaveError, WatchedRegisters, Work,
 };
 use rackbus_qos::{LevelRefused, ServiceLevel, TenantId};
 use rackbus_spec::accel::{
@@ -60,6 +60,10 @@ pub struct Front<M: Medium> {
     pub(super) memory_released: bool,
     /// The shadow doorbells say that it sleeps.
     pub(super) told_asleep: bool,
+    /// Its registers as memory, where its user has them so.
+    pub(super) polled: Option<WatchedRegisters>,
+    /// All doorbells are stored in them, because the shadow doorbells have said that it sleeps for as long as it runs.
+    pub(super) doorbells_in_registers: bool,
 }
 
 /// A function whose engines are in the same process.
@@ -143,6 +147,8 @@ impl<M: Medium> Front<M> {
             created: false,
             memory_released: false,
             told_asleep: false,
+            polled: None,
+            doorbells_in_registers: false,
         }
     }
 
@@ -174,10 +180,12 @@ impl<M: Medium> Front<M> {
         self.queues.fill(QueuePair::default());
         self.shadow = 0;
         (self.memory_released, self.told_asleep) = (false, false);
+        self.doorbells_in_registers = false;
+        self.show_all();
     }
 
     /// The shadow doorbells, where the tenant has them.
-    fn shadow<'a>(&self, bus: &Bus<'a>) -> Option<DmaSlice<'a>> {
+    pub(super) fn shadow<'a>(&self, bus: &Bus<'a>) -> Option<DmaSlice<'a>> {
         if self.shadow == 0 || !self.running {
             return None;
         }
@@ -185,7 +193,12 @@ impl<M: Medium> Front<M> {
         self.shadow.is_multiple_of(shadow::SIZE as u64).then_some(page)
     }
 
-    /// Takes the doorbells from the shadow page. True when that has anything new.
+    /// The shadow doorbells, where doorbells are looked for there.
+    fn shadow_doorbells<'a>(&self, bus: &Bus<'a>) -> Option<DmaSlice<'a>> {
+        if self.doorbells_in_registers { None } else { self.shadow(bus) }
+    }
+
+    /// Takes the doorbells from the shadow page.
     fn look(&mut self, page: DmaSlice<'_>) {
         for (number, queue) in self.queues.iter_mut().enumerate().filter(|(_, q)| q.is_on()) {
             let at = shadow::DOORBELL + number * shadow::STRIDE;
@@ -197,7 +210,7 @@ impl<M: Medium> Front<M> {
         }
     }
 
-    fn tell_asleep(&mut self, page: DmaSlice<'_>, asleep: bool) {
+    pub(super) fn tell_asleep(&mut self, page: DmaSlice<'_>, asleep: bool) {
         if self.told_asleep != asleep {
             self.told_asleep = asleep;
             page.store_u32(shadow::ASLEEP, asleep.into(), Ordering::Relaxed);
@@ -262,6 +275,54 @@ impl<M: Medium> Front<M> {
         }
     }
 
+    /// A poll of a front that runs here.
+    fn turn(&mut self, bus: &Bus<'_>) -> Work {
+        if self.running {
+            bus.user.before_access();
+        }
+        let finished = self.medium.take_finished(bus.dma);
+        if !self.running {
+            return Work::Asleep(None);
+        }
+        if self.memory_released {
+            self.take_up(bus);
+        }
+        let page = self.shadow_doorbells(bus);
+        if let Some(page) = page {
+            self.tell_asleep(page, false);
+            self.look(page);
+        }
+        let mut some = !finished.is_empty();
+        for finished in finished {
+            self.finish(bus, finished);
+        }
+        self.first = (self.first + 1) % QUEUES;
+        self.created = false;
+        for number in (self.first..QUEUES).chain(0..self.first) {
+            if self.queues[usize::from(number)].has_work() {
+                some |= self.take(bus, number);
+            }
+            if self.created {
+                // The other queues' may take as long, and are taken in the next polls.
+                break;
+            }
+        }
+        // What its own thread has done meanwhile.
+        for finished in self.medium.take_finished(bus.dma) {
+            self.finish(bus, finished);
+            some = true;
+        }
+        self.interrupt(bus);
+        let waits = self.queues.iter().any(QueuePair::waits);
+        match some {
+            true => Work::Done,
+            // What comes into memory rings for nobody.
+            false if waits => Work::Asleep(Some(bus.now_ns + waiting::LOOK_NS)),
+            false if page.is_some() || !self.pending.is_empty() => Work::Idle,
+            false => Work::Asleep(None),
+        }
+    }
+
     /// Raises the interrupts of queue pairs with new completions. A driver that stops to poll says so, and looks
     /// at its ring after that: what was written before is ordered before the look at what it said.
     pub(super) fn interrupt(&mut self, bus: &Bus<'_>) {
@@ -323,6 +384,7 @@ impl<M: Medium> Function for Front<M> {
             let mut value = [0; 4];
             value.copy_from_slice(word);
             self.write4(at, u32::from_le_bytes(value));
+            self.show_written(at);
         }
     }
 
@@ -330,6 +392,7 @@ impl<M: Medium> Function for Front<M> {
         self.stop();
         if kind == ResetKind::Scrub {
             self.medium.scrub();
+            self.retire_registers();
         }
     }
 
@@ -337,54 +400,16 @@ impl<M: Medium> Function for Front<M> {
         if let Some(work) = self.medium.serve(bus) {
             return work;
         }
-        if self.running {
-            bus.user.before_access();
+        if self.polled.is_none() {
+            return self.turn(bus);
         }
-        let finished = self.medium.take_finished(bus.dma);
-        if !self.running {
-            return Work::Asleep(None);
-        }
-        if self.memory_released {
-            self.take_up(bus);
-        }
-        let page = self.shadow(bus);
-        if let Some(page) = page {
-            self.tell_asleep(page, false);
-            self.look(page);
-        }
-        let mut some = !finished.is_empty();
-        for finished in finished {
-            self.finish(bus, finished);
-        }
-        self.first = (self.first + 1) % QUEUES;
-        self.created = false;
-        for number in (self.first..QUEUES).chain(0..self.first) {
-            if self.queues[usize::from(number)].has_work() {
-                some |= self.take(bus, number);
-            }
-            if self.created {
-                // The other queues' may take as long, and are taken in the next polls.
-                break;
-            }
-        }
-        // What its own thread has done meanwhile.
-        for finished in self.medium.take_finished(bus.dma) {
-            self.finish(bus, finished);
-            some = true;
-        }
-        self.interrupt(bus);
-        let waits = self.queues.iter().any(QueuePair::waits);
-        match some {
-            true => Work::Done,
-            // What comes into memory rings for nobody.
-            false if waits => Work::Asleep(Some(bus.now_ns + waiting::LOOK_NS)),
-            false if page.is_some() || !self.pending.is_empty() => Work::Idle,
-            false => Work::Asleep(None),
-        }
+        self.look_at_registers(bus);
+        let work = self.turn(bus);
+        self.show_registers(bus, work)
     }
 
     fn park(&mut self, bus: &Bus<'_>) -> bool {
-        if let Some(page) = self.shadow(bus) {
+        if let Some(page) = self.shadow_doorbells(bus) {
             self.tell_asleep(page, true);
             self.look(page);
         }
@@ -411,7 +436,20 @@ impl<M: Medium> Function for Front<M> {
         self.release_memory();
     }
 
+    fn poll_registers(&mut self, bus: &Bus<'_>, bar: u8) -> Result<(OwnedFd, u64), NotPolled> {
+        self.open_registers(bus, bar)
+    }
+
+    fn retire_registers(&mut self) {
+        if let Some(polled) = self.polled.take() {
+            polled.registers().retire();
+        }
+    }
+
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
+        if self.polled.is_some() {
+            return Err(SaveError::Polled);
+        }
         self.take_state(bus)
     }
 

@@ -167,6 +167,11 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
     /// Serves that front for a while; `None` where there is none.
     fn serve(&mut self, bus: &Bus<'_>) -> Option<Polled>;
 
+    /// Whether it serves a front elsewhere.
+    fn serves_elsewhere(&self) -> bool {
+        false
+    }
+
     /// What is saved goes on, with the port of a front whose operations this carries.
     fn carried_by(&mut self, session: CarriedSession) {
         drop(session);

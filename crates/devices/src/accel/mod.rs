@@ -2,7 +2,8 @@
 //! and all of a device's functions lead to one pool of engines behind one shaper.
 //!
 //! * [`class`]: what the rack file says of one.
-//! * [`function`]: a virtual function: registers, doorbells, interrupts. `queue`: a queue pair of it.
+//! * [`function`]: a virtual function: registers, doorbells, interrupts. `queue`: a queue pair of it. `polled`: registers
+//!   that its driver has as memory.
 //!   `request`: what a descriptor asks for, checked. `contexts`: keys and patterns. `waiting`:
 //!   descriptors that wait for something. `saved`: all of it as a value.
 //! * `medium`: what does a function's operations: engines of the same process, or of the lender's node.
@@ -26,6 +27,7 @@ mod job;
 mod medium;
 mod outbox;
 mod pipeline;
+mod polled;
 pub mod pool;
 pub mod profile;
 mod queue;

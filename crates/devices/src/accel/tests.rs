@@ -27,6 +27,7 @@ mod at_once;
 mod chain;
 mod class;
 mod foreign;
+mod polled;
 mod saved;
 mod shaping;
 

@@ -7,7 +7,7 @@ use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, queue_state, registers as reg, shadow,
 };
 
-use super::{AccelError, read4, write4};
+use super::{AccelError, read4, settled, write4};
 use crate::device::{DmaAddresses, DrivenFunction};
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl AccelRing {
         write4(device, base + reg::RING_ENTRIES, self.entries)?;
         write4(device, base + reg::VECTOR, self.vector)?;
         write4(device, base + reg::ENABLE, 1)?;
-        match self.state(device)? {
+        match settled(device, base + reg::STATE, |state| state != queue_state::OFF)? {
             queue_state::ON => Ok(()),
             _ => Err(AccelError::Unsupported("it refuses the queue pair")),
         }

@@ -8,14 +8,19 @@ use super::Front;
 
 impl<M: Medium> Front<M> {
     /// The queue pair and the offset in its registers, or in its doorbells.
-    fn queue_at(&self, offset: u64, base: u64, stride: u64) -> Option<(usize, u64)> {
+    pub(in super::super) fn queue_at(
+        &self,
+        offset: u64,
+        base: u64,
+        stride: u64,
+    ) -> Option<(usize, u64)> {
         let at = offset.checked_sub(base)?;
         let queue = usize::try_from(at / stride).ok()?;
         (queue < self.queues.len()).then_some((queue, at % stride))
     }
 
     /// Four bytes of the registers.
-    pub(super) fn read4(&self, offset: u64) -> u32 {
+    pub(in super::super) fn read4(&self, offset: u64) -> u32 {
         let half = |value: u64, at: u64| (value >> (8 * (offset - at))) as u32;
         let operations = self.medium.operations() | 1 << Operation::Wait as u8;
         match offset {
@@ -56,7 +61,7 @@ impl<M: Medium> Front<M> {
     }
 
     /// A driver writes four bytes of the registers.
-    pub(super) fn write4(&mut self, offset: u64, value: u32) {
+    pub(in super::super) fn write4(&mut self, offset: u64, value: u32) {
         let half = |old: u64, high: bool| match high {
             false => old & !0xffff_ffff | u64::from(value),
             true => old & 0xffff_ffff | u64::from(value) << 32,

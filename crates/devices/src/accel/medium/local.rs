@@ -452,6 +452,10 @@ impl Medium for Local {
         self.with_port(|port, local| port.poll(local, bus))
     }
 
+    fn serves_elsewhere(&self) -> bool {
+        self.port.is_some()
+    }
+
     fn carried_by(&mut self, session: CarriedSession) {
         self.session = Some(session);
     }
