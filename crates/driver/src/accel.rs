@@ -15,7 +15,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{DmaSlice, Event, SharedMemory};
-use rackbus_pci::machine::MachineFunction;
 use rackbus_spec::accel::{
     Completion, Descriptor, OPERATIONS, Operation, OperationStatus, queue_state, registers as reg,
 };
@@ -27,7 +26,7 @@ pub use source::{DriveRange, DriveSource, SourceError};
 pub use submitter::{FinishedRequest, Ranges, Submitter};
 
 use crate::DriveError;
-use crate::device::{DmaAddresses, DrivenFunction, connect};
+use crate::device::{DmaAddresses, DrivenFunction, connect, open_on_machine};
 
 /// Who the functions are.
 const VENDOR_ID: u16 = rackbus_spec::accel::VENDOR_ID;
@@ -180,8 +179,7 @@ impl Accel {
     /// # Errors
     /// [`AccelError`].
     pub fn open_pci(address: &str, options: AccelOptions) -> Result<Accel, AccelError> {
-        let function = MachineFunction::open_only(address, VENDOR_ID, DEVICE_ID);
-        let function = function.map_err(DriveError::from)?;
+        let function = open_on_machine(address, VENDOR_ID, DEVICE_ID)?;
         Accel::start(Box::new(function), options)
     }
 

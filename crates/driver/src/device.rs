@@ -231,6 +231,28 @@ pub fn connect(path: &Path, limit: Duration) -> Result<Client, DriveError> {
     Ok(Client::connect(path, limit)?)
 }
 
+/// Opens the function of this vendor with this device number at a PCI address of this machine, one of its own or one that
+/// it has borrowed through an NTB.
+///
+/// # Errors
+/// When there is no such function, it is in use, or it is not known how it reaches memory.
+pub fn open_on_machine(
+    address: &str,
+    vendor: u16,
+    device: u16,
+) -> Result<MachineFunction, DriveError> {
+    let function = MachineFunction::open_only(address, vendor, device)?;
+    let window = match address.parse() {
+        // Who has one by an IOMMU need not be root, and is not let to ask.
+        Ok(address) if function.has_physical_addresses() => rackbus_metal::window_of(address)?,
+        _ => None,
+    };
+    Ok(match window {
+        Some(window) => function.behind(window),
+        None => function,
+    })
+}
+
 /// A device model that runs in this very thread: what a drive costs without lending it.
 #[derive(Debug)]
 pub struct InThreadFunction {

@@ -31,6 +31,9 @@ pub enum DriveError {
     /// A function of this machine cannot be used.
     #[error("{0}")]
     Machine(#[from] rackbus_pci::machine::MachineError),
+    /// Whether a function of this machine was borrowed through an NTB, and where it reaches memory then, is not known.
+    #[error("whether it was borrowed through an NTB: {0}")]
+    Borrowed(#[from] rackbus_metal::MetalError),
     /// The process has no descriptors left for interrupts.
     #[error("descriptors for interrupts: {0}")]
     Descriptors(std::io::Error),

@@ -187,6 +187,10 @@ pub struct ModuleStatus {
     pub offset: u64,
     /// The lease's epoch, which the lender's control area must have.
     pub epoch: u64,
+    /// What the function adds to a physical address of this host's to reach that memory.
+    pub dma_base: u64,
+    /// Bytes of this host's physical memory that it reaches so, from address 0 on.
+    pub dma_size: u64,
     /// Interrupts that it has.
     pub vectors: u32,
     /// Milliseconds since the lender's heartbeat was seen to change.
@@ -381,6 +385,8 @@ impl ModuleStatus {
             ntb: raw.ntb.into(),
             offset: raw.offset,
             epoch: raw.epoch,
+            dma_base: raw.dma_base,
+            dma_size: raw.dma_size,
             vectors: raw.vectors,
             silent_ms: raw.silent_ms,
             removal_ms: raw.removal_ms,

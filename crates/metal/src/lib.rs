@@ -10,7 +10,7 @@
 //!   free. None of them does I/O.
 //! * [`ntb`]: the lender's end of the NTB. [`lender`]: functions that are lent through it, each a `function`: a `device`
 //!   of the machine, or a `model` of one. [`messages`]: what a model's interrupts do (pure).
-//! * [`borrower`]: the kernel module's device file.
+//! * [`borrower`]: the kernel module's device file. `reach`: where a borrowed function finds this host's memory.
 
 pub mod borrower;
 mod device;
@@ -22,6 +22,7 @@ pub mod messages;
 mod model;
 pub mod ntb;
 pub mod plan;
+mod reach;
 pub mod requests;
 mod room;
 pub mod window;
@@ -29,3 +30,4 @@ pub mod window;
 pub use error::MetalError;
 pub use function::OnTakenAway;
 pub use lender::{LentWindow, WindowLoan};
+pub use reach::window_of;

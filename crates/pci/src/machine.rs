@@ -8,7 +8,8 @@
 //!   Interrupts come by MSI-X or MSI.
 //! * `sysfs` (bound to `uio_pci_generic`, or to nothing): BAR 0 is mapped from the function's folder in sysfs, by
 //!   root. Addresses are physical, so memory is in huge pages, which lie in one piece each and stay where
-//!   they are ([`physical`]). There are no interrupts.
+//!   they are ([`physical`]). There are no interrupts. A function that was borrowed through an NTB finds physical memory
+//!   in a window of its lender's ([`MemoryWindow`]).
 
 pub mod physical;
 mod sysfs;
@@ -82,6 +83,16 @@ pub enum MachineError {
     /// Memory could not be shared with it.
     #[error("memory: {0}")]
     Memory(#[from] RegionError),
+    /// A window of the lender's does not lead to all of the memory.
+    #[error(
+        "memory at {address:#x} is not in the window by which its lender's host reaches {size:#x} bytes of this one;          have the NTB's window 2 cover all memory"
+    )]
+    OutsideWindow {
+        /// Physical address of memory that is not in it.
+        address: u64,
+        /// Bytes that are in it, from physical address 0 on.
+        size: u64,
+    },
     /// Physical addresses are told to root only.
     #[error(
         "the kernel tells no physical addresses to this user; be root, or use an IOMMU and vfio-pci"
@@ -101,6 +112,15 @@ pub struct ReachedRun {
     pub offset: u64,
     /// Where the function reaches that byte.
     pub address: u64,
+}
+
+/// Where a function of another host's, which was borrowed through an NTB, finds this host's physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryWindow {
+    /// What it adds to a physical address.
+    pub base: u64,
+    /// Bytes of physical memory that it finds there, from address 0 on.
+    pub size: u64,
 }
 
 /// A function of this machine in use. When it is dropped, it is stopped and given back.
@@ -137,6 +157,23 @@ impl MachineFunction {
             return Err(MachineError::Another { address: place.address, vendor, device });
         }
         MachineFunction::at(place)
+    }
+
+    /// Whether it is given physical addresses: no IOMMU is in between.
+    pub fn has_physical_addresses(&self) -> bool {
+        matches!(self.0, MachineDevice::Sysfs(_))
+    }
+
+    /// The same, where it was borrowed through an NTB and reaches this host's memory by `window`. With an IOMMU of this host's
+    /// in between addresses are the program's, and nothing changes.
+    #[must_use]
+    pub fn behind(self, window: MemoryWindow) -> MachineFunction {
+        match self.0 {
+            MachineDevice::Sysfs(device) => {
+                MachineFunction(MachineDevice::Sysfs(device.behind(window)))
+            }
+            vfio => MachineFunction(vfio),
+        }
     }
 
     fn at(place: Place) -> Result<MachineFunction, MachineError> {

@@ -22,7 +22,7 @@ use crate::{Assets, GuestRelease, Result, Vm, VmError};
 
 pub use bridge::{BridgeProcess, MemoryFiles};
 pub use network::{NetworkCable, SharedNetwork};
-pub use rack::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED, PRELUDE, run};
+pub use rack::{ACCELERATOR, BareMetalRack, BareMetalSpec, DRIVE, MODELLED, PRELUDE, run};
 
 /// How long a machine may take to boot under TCG on a busy host.
 const BOOT: Duration = Duration::from_secs(300);

@@ -297,6 +297,10 @@ impl DeviceConfig for AcceleratorFunction {
         true
     }
 
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn model(&self, _folders: &Folders) -> std::io::Result<Box<dyn Function>> {
         self.make(Vec::new()).map(|function| Box::new(function) as _)
     }

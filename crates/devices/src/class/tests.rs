@@ -118,7 +118,7 @@ fn the_front_of_each_class_runs_where_its_medium_is_available() {
         (PERSISTENT, true, true, false),
         ("memory", true, true, false),
         ("nic", true, true, false),
-        ("accelerator", true, true, false),
+        ("accelerator", true, true, true),
         ("upstream", false, false, false),
         ("vfio", false, false, true),
     ];

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use rackbus_memory::SharedMemory;
 
-use super::{MachineError, ReachedRun, file};
+use super::{MachineError, MemoryWindow, ReachedRun, file};
 
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PAGE: u64 = 4096;
@@ -35,6 +35,26 @@ pub fn runs(memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
         Ok(u64::from_ne_bytes(entry))
     };
     joined((0..memory.len() as u64).step_by(HUGE_PAGE as usize), entry)
+}
+
+/// Where a function finds the runs of memory of `length` bytes that it reaches by `window`.
+///
+/// # Errors
+/// [`MachineError::OutsideWindow`].
+pub fn through(
+    mut runs: Vec<ReachedRun>,
+    length: u64,
+    window: MemoryWindow,
+) -> Result<Vec<ReachedRun>, MachineError> {
+    let mut end = length;
+    for run in runs.iter_mut().rev() {
+        let (address, size) = (run.address, window.size);
+        let last = address.checked_add(end - run.offset).filter(|last| *last <= size);
+        let found = last.and_then(|_| window.base.checked_add(address));
+        run.address = found.ok_or(MachineError::OutsideWindow { address, size })?;
+        end = run.offset;
+    }
+    Ok(runs)
 }
 
 /// The runs that huge pages at these offsets make, as the page map has them.
@@ -62,6 +82,23 @@ fn joined(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_leads_to_runs_that_are_in_it_as_a_whole() {
+        let run = |offset, address| ReachedRun { offset, address };
+        let runs = vec![run(0, 0x20_0000), run(HUGE_PAGE, 0x80_0000)];
+        let (base, length) = (1 << 40, 2 * HUGE_PAGE);
+        let window = |size| MemoryWindow { base, size };
+        let found = through(runs.clone(), length, window(0xa0_0000)).unwrap();
+        assert_eq!(found, [run(0, base + 0x20_0000), run(HUGE_PAGE, base + 0x80_0000)]);
+        for (size, at) in [(0x9f_ffff, 0x80_0000), (0x30_0000, 0x80_0000), (0, 0x80_0000)] {
+            let refused = through(runs.clone(), length, window(size)).unwrap_err();
+            let MachineError::OutsideWindow { address, .. } = refused else { panic!("{refused}") };
+            assert_eq!(address, at, "{size:#x}");
+        }
+        let beyond = MemoryWindow { base: u64::MAX, size: u64::MAX };
+        assert!(through(runs, length, beyond).is_err());
+    }
 
     #[test]
     fn huge_pages_that_lie_side_by_side_are_one_run() {

@@ -11,7 +11,9 @@ use std::os::unix::fs::FileExt;
 
 use rackbus_memory::{MappedRegisters, SharedMemory};
 
-use super::{COMMAND, MachineError, Place, ReachedRun, disabled, enabled, file, physical};
+use super::{
+    COMMAND, MachineError, MemoryWindow, Place, ReachedRun, disabled, enabled, file, physical,
+};
 
 #[derive(Debug)]
 pub struct SysfsDevice {
@@ -19,6 +21,8 @@ pub struct SysfsDevice {
     config: File,
     /// The device file of `uio_pci_generic`, where that is bound.
     _uio: Option<File>,
+    /// By which it reaches physical memory, where it does not reach that directly.
+    window: Option<MemoryWindow>,
 }
 
 impl SysfsDevice {
@@ -50,7 +54,12 @@ impl SysfsDevice {
         let bar = open("resource0")?;
         let length = bar.metadata().map_err(file(place.path.join("resource0")))?.len();
         let registers = MappedRegisters::map(bar.as_fd(), length)?;
-        Ok(SysfsDevice { registers, config: open("config")?, _uio: uio })
+        Ok(SysfsDevice { registers, config: open("config")?, _uio: uio, window: None })
+    }
+
+    pub fn behind(mut self, window: MemoryWindow) -> SysfsDevice {
+        self.window = Some(window);
+        self
     }
 
     pub fn read(&self, offset: u64) -> Result<u32, MachineError> {
@@ -64,7 +73,10 @@ impl SysfsDevice {
     }
 
     pub fn start(&mut self, memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
-        let runs = physical::runs(memory)?;
+        let mut runs = physical::runs(memory)?;
+        if let Some(window) = self.window {
+            runs = physical::through(runs, memory.len() as u64, window)?;
+        }
         self.command(enabled).map_err(file("config"))?;
         Ok(runs)
     }

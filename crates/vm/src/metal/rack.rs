@@ -26,6 +26,8 @@ pub const DRIVE: &str = "d0";
 /// The name of the lender's drive that rackbus models.
 pub const MODELLED: &str = "m0";
 const MODELLED_SIZE: &str = "64 MiB";
+/// The name of the lender's accelerator, which has one function: `vf1`.
+pub const ACCELERATOR: &str = "a0";
 /// Serial numbers of the drive that is lent, and of the one that stays with the lender.
 const SERIALS: [&str; 2] = ["metal0", "metal1"];
 /// Lists the addresses of a machine's NTBs, in the order in which they were plugged in.
@@ -140,7 +142,7 @@ impl BareMetalRack {
         run(&mut self.machines[0], up).map(drop)
     }
 
-    /// The rack file: the lender's drives, and where each host has its ends of the bridges.
+    /// The rack file: the lender's devices, and where each host has its ends of the bridges.
     fn rack_file(&mut self) -> Result<String> {
         let names = self.names();
         let own = run(&mut self.machines[0], NTBS)?;
@@ -157,7 +159,8 @@ impl BareMetalRack {
         let lender = &names[0];
         let mut rack = format!(
             "name = \"metal\"\n[hosts.{lender}.devices.{DRIVE}]\nkind = \"vfio\"\naddress = \"{drive}\"\n\
-             [hosts.{lender}.devices.{MODELLED}]\nkind = \"nvme\"\nsize = \"{MODELLED_SIZE}\"\n"
+             [hosts.{lender}.devices.{MODELLED}]\nkind = \"nvme\"\nsize = \"{MODELLED_SIZE}\"\n\
+             [hosts.{lender}.devices.{ACCELERATOR}]\nkind = \"accelerator\"\nfunctions = 1\n"
         );
         for ((name, machine), near) in names.iter().zip(&mut self.machines).skip(1).zip(own) {
             let far = run(machine, NTBS)?;

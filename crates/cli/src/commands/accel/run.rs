@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rackbus_control::api::Lease;
+use rackbus_control::api::{Lease, Placement};
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_fabric::rack::DeviceCapability;
 use rackbus_spec::accel::Operation;
@@ -22,7 +22,8 @@ use crate::output::{Failure, Output};
 /// accelerator takes them from, and the command only tells both, and takes results.
 ///
 /// In a VM the accelerator is a PCI function of that machine; it is bound to vfio-pci, or to no driver (the
-/// book says how, in "Renting accelerators").
+/// book says how, in "Renting accelerators"). So it is on a host that has borrowed it through an NTB, for root and bound to
+/// no driver.
 ///
 /// OPERATION is one, or several with `+` between them, which are done one after the other in the
 /// accelerator: `zstd+aes256gcm`. aes256gcm puts the nonce that it draws before its output, and
@@ -49,7 +50,7 @@ pub struct Args {
     /// The vfio-user socket of the accelerator, instead of a lease.
     #[arg(long, value_name = "PATH", group = "which")]
     socket: Option<PathBuf>,
-    /// The PCI address of an accelerator that this machine has, in a VM: 01:00.0.
+    /// The PCI address of an accelerator that this machine has, in a VM or through an NTB: 01:00.0.
     #[arg(long, value_name = "ADDRESS", group = "which")]
     device: Option<String>,
     /// A file with the key: 32 bytes.
@@ -72,6 +73,7 @@ pub struct Args {
 const NONCE: usize = 12;
 
 /// Where an accelerator is.
+#[derive(Debug, PartialEq, Eq)]
 enum Place {
     Socket(PathBuf),
     /// A PCI address of this machine's.
@@ -79,6 +81,16 @@ enum Place {
 }
 
 impl Place {
+    /// Where this host has what was borrowed by `lease`.
+    fn of(lease: Lease) -> Place {
+        let at = lease.socket.unwrap_or_default();
+        match (lease.placement, at.rsplit_once('/')) {
+            // The function's directory in sysfs, which its address names.
+            (Placement::Host, Some((_, address))) => Place::Machine(address.to_owned()),
+            _ => Place::Socket(at.into()),
+        }
+    }
+
     /// Opens it for so many descriptors under way.
     fn open(&self, depth: u16) -> Result<Accel, Failure> {
         let options = AccelOptions { depth, ..AccelOptions::default() };
@@ -143,10 +155,7 @@ impl Args {
             Some(_) => Vec::new(),
         };
         match (own.len(), own.pop()) {
-            (0, _) => {
-                let socket = self.lease(common).await?.socket;
-                Ok(Place::Socket(socket.unwrap_or_default().into()))
-            }
+            (0, _) => Ok(Place::of(self.lease(common).await?)),
             (1, Some(address)) => Ok(Place::Machine(address)),
             _ => {
                 let remedy = "say which with --device; `lspci -d 1234:7261` lists them";
@@ -308,4 +317,28 @@ fn counter(text: Option<&str>) -> Result<[u8; 16], Failure> {
     };
     let text = text.filter(|text| text.len() == 32 && text.is_ascii()).ok_or_else(wrong)?;
     u128::from_str_radix(text, 16).map(u128::to_be_bytes).map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_is_used_at_its_socket_or_where_this_hosts_pci_tree_has_the_function() {
+        let lease = |placement: &str, socket: &str| -> Lease {
+            let lease = json!({
+                "lease": 1, "function": "alpha/a0.vf1", "lender": "alpha", "borrower": "beta", "epoch": 1,
+                "placement": placement, "stage": "active", "socket": socket, "returned": false, "since_ms": 0,
+            });
+            serde_json::from_value(lease).unwrap()
+        };
+        let socket = "/run/rackbus/lab/beta/functions/1.sock";
+        for placement in ["lender", "borrower"] {
+            assert_eq!(Place::of(lease(placement, socket)), Place::Socket(socket.into()));
+        }
+        let tree = lease("host", "/sys/bus/pci/devices/1ff00:00:00.0");
+        assert_eq!(Place::of(tree), Place::Machine("1ff00:00:00.0".to_owned()));
+    }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rackbus_vm::metal::{BareMetalRack, BareMetalSpec, DRIVE, MODELLED};
+use rackbus_vm::metal::{ACCELERATOR, BareMetalRack, BareMetalSpec, DRIVE, MODELLED};
 use rackbus_vm::{Assets, GuestRelease, VmError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -30,7 +30,7 @@ const LONGEST_REQUEST: u64 = 2 << 20;
 /// What `rackbus testbed metal` boots.
 #[derive(Debug, clap::Args)]
 pub struct MetalArgs {
-    /// How many hosts: alpha, which lends a drive, and those that borrow it.
+    /// How many hosts: alpha, which lends drives and an accelerator, and those that borrow them.
     #[arg(default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=8))]
     hosts: u8,
     /// What the hosts run: bookworm (Linux 6.1) or trixie (Linux 6.12)
@@ -237,7 +237,7 @@ impl MetalArgs {
         let names = lock(rack).names();
         let kernel = self.guest.name();
         let role = |number: usize| match number {
-            0 => format!("lends {0}/{DRIVE}, {0}/{MODELLED}", names[0]),
+            0 => format!("lends {0}/{DRIVE}, {0}/{MODELLED}, {0}/{ACCELERATOR}.vf1", names[0]),
             _ => "borrows".to_owned(),
         };
         let hosts: Vec<_> = names.iter().enumerate().map(|(n, name)| (name, role(n))).collect();

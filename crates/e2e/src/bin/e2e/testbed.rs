@@ -1,5 +1,5 @@
 //! `rackbus testbed metal` as a person uses it: machines that stand for hosts, a drive that goes to and fro between
-//! them many times, and a lender that dies and comes back.
+//! them many times, an accelerator that a program of the borrower's drives, and a lender that dies and comes back.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -123,6 +123,40 @@ fn modelled(testbed: &Testbed<'_>) -> Result<()> {
     on("have alpha/m0; until_ok there; verify; rackbus return alpha/m0 >/dev/null").map(drop)
 }
 
+/// Borrows the accelerator, whose registers a program of the borrower's finds in its window.
+const RENT: &str = "set -e
+    until_ok rackbus borrow alpha/a0.vf1 --for beta --placement host
+    echo 8 >/proc/sys/vm/nr_hugepages
+    accel() { rackbus accel run \"$@\"; }
+    ";
+
+/// An accelerator that the lender's node models does what a program of the borrower's asks, with a right result, time after
+/// time, and is away when it was returned.
+fn rented(testbed: &Testbed<'_>) -> Result<()> {
+    let said = testbed.on(
+        "beta",
+        &format!(
+            "{RENT}
+            head -c 32 /dev/urandom >key
+            for size in 0 1 1000000; do
+                head -c $size /dev/urandom >in
+                [ \"$(accel sha256 <in)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
+                accel zstd+aes256gcm --key key <in >sealed
+                accel aes256gcm-open+unzstd --key key <sealed >out
+                cmp in out
+            done
+            echo \"accelerator: right\""
+        ),
+    )?;
+    println!("           beta: {said}");
+    let reached = testbed.on("alpha", "rackbus --run-dir /tmp/run reach beta")?;
+    let registers = "BAR 0 of alpha/a0.vf1";
+    ensure!(reached.contains(registers), "{registers} is not in\n{reached}");
+    let returned =
+        "set -e; rackbus return alpha/a0.vf1 >/dev/null; ! rackbus accel run sha256 <key";
+    testbed.on("beta", returned).map(drop)
+}
+
 /// Whether one of three numbers is larger in the second text.
 fn grew(before: &str, after: &str) -> bool {
     let numbers = |held: &str| -> Vec<u64> {
@@ -174,12 +208,15 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     ensure!(grown < NOISE_KB, "beta's kernel has {grown} kB more after {cycles} cycles");
 
     modelled(&testbed)?;
+    rented(&testbed)?;
+    testbed.on("beta", &format!("{RENT} accel sha256 <key"))?;
     testbed.on(
         "beta",
         &format!("set -e; rackbus borrow alpha/d0 --for beta --placement host; {SETTLE}"),
     )?;
     testbed.ask(&["kill", "alpha"])?;
     testbed.on("beta", "gone() { [ ! -e /dev/nvme0n1 ]; }; until_ok gone")?;
+    testbed.on("beta", "gone() { ! rackbus accel run sha256 <key; }; until_ok gone")?;
     testbed.ask(&["start", "alpha"])?;
     testbed.on("beta", &cycle)?;
     testbed.ask(&["down"])?;
