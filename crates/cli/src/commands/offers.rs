@@ -162,3 +162,41 @@ fn windows(rack: &Rack, device: &RackDevice, has_windows: bool) -> BTreeSet<Stri
     let back = |other: &&String| host(other).is_some_and(|it| it.ntbs.contains_key(lender));
     own.ntbs.keys().filter(back).cloned().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hosts in whose PCI trees the function `alpha/d` may appear, or `alpha/d.vf1`, which has these keys in the rack
+    /// file. There is an NTB from alpha to beta; gamma has none back.
+    fn hosts_of(keys: &str) -> Vec<String> {
+        let text = format!(
+            "name = \"lab\"\n[hosts.alpha.devices.d]\n{keys}\n\
+             [hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\n\
+             [hosts.alpha.ntb.gamma]\naddress = \"0000:06:00.0\"\n\
+             [hosts.beta.ntb.alpha]\naddress = \"0000:05:00.0\"\n[hosts.gamma]\n"
+        );
+        let (rack, devices) = parse_rack("rack.toml", &text).unwrap();
+        let inventory = inventory(&rack, &devices, &text, false).unwrap();
+        let [device] = &inventory.devices[..] else { panic!("{:?}", inventory.devices) };
+        device.windows.iter().cloned().collect()
+    }
+
+    /// The table "Functions that rackbus models" of the book, and functions of the machine.
+    #[test]
+    fn functions_whose_registers_can_be_memory_appear_where_an_ntb_leads_both_ways() {
+        let cases = [
+            ("kind = \"nvme\"\nsize = \"1 MiB\"", true),
+            ("kind = \"nvme\"\nsize = \"1 MiB\"\npersistent = \"1 MiB\"", false),
+            ("kind = \"accelerator\"\nfunctions = 1", true),
+            ("kind = \"vfio\"\naddress = \"0000:03:00.0\"", true),
+            ("kind = \"memory\"\nsize = \"1 MiB\"", false),
+            ("kind = \"nic\"\nfunctions = 1", false),
+            ("kind = \"upstream\"\nsocket = \"./d.sock\"", false),
+        ];
+        for (keys, appears) in cases {
+            let expected: &[&str] = if appears { &["beta"] } else { &[] };
+            assert_eq!(hosts_of(keys), expected, "{keys}");
+        }
+    }
+}
