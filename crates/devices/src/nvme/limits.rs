@@ -1,6 +1,7 @@
 //! What a drive's user may do in a second (pure): bytes and operations, each a token bucket.
 //!
-//! The rates hold over any time, to within the burst and one command ([`OperationMeter`], which the timing model asks, too).
+//! The rates hold over any time, to within the burst and one command ([`OperationMeter`], which the timing model asks, too),
+//! also over resets and users: who opens the drive again and again gets no burst each time.
 //! What holds back data holds back nothing of the administration.
 
 use std::sync::Arc;
@@ -86,11 +87,6 @@ impl Meter {
     #[inline]
     pub fn spend(&mut self, bytes: u64) {
         self.limits.spend(bytes.min(MAX_TRANSFER), 1);
-    }
-
-    /// Full buckets again, for another user.
-    pub fn renew(&mut self, limits: Limits) {
-        *self = Meter::new(limits, self.delays.clone());
     }
 
     /// Work is there and nothing may be taken; returns when something may be.

@@ -84,7 +84,6 @@ impl Function for Nvme {
             ResetKind::FunctionLevel => self.state.logs = old.logs,
             ResetKind::Scrub => {
                 self.transfer.scrub();
-                self.meter.renew(self.config.limits);
                 // One that fails again goes on failing: its next flush says so.
                 let _ = self.backing.reload();
                 self.renew_memory();

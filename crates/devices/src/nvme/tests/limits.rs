@@ -76,6 +76,31 @@ fn operations_come_at_their_rate_and_queues_share_it() {
     assert!(delays.count() > 0 && delays.count() <= waits, "{} of {waits}", delays.count());
 }
 
+/// Who opens the drive again and again has no more of it than who keeps it open.
+#[test]
+fn a_limit_holds_over_the_next_opening() {
+    let delays = LimitDelays::default();
+    let mut host = limited(Limits { bytes: None, operations: Some(1000) }, &delays);
+    let mut done = 0;
+    let begun = host.now;
+    for _ in 0..20 {
+        host.create_pair(1, ENTRIES);
+        let buffer = host.scratch();
+        for _ in 0..ENTRIES - 1 {
+            host.enqueue(1, transfer(IoOpcode::Read, 0, 512, buffer));
+        }
+        host.ring(1);
+        settle(&mut host);
+        done += completed(&mut host, 1);
+        host.endpoint.scrub();
+        host.map_ram();
+        host.command_register(0b110);
+        host.enable();
+    }
+    let came = (host.now - begun) * 1000 / (1000 * MS);
+    assert!(done <= came + 1000 / 20 + 1, "{done}, and {came} had come");
+}
+
 #[test]
 fn bytes_come_at_their_rate_and_administration_does_not_wait() {
     let delays = LimitDelays::default();
