@@ -112,6 +112,8 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     welcome: Welcome,
     calls: Mutex<RequestSocket>,
+    /// The connection that the node takes the process by: the same as that of `calls`.
+    connection: Arc<dyn PacketStream>,
     events: Arc<dyn PacketStream>,
     /// Whether the process is in a virtual machine.
     in_guest: bool,
@@ -192,8 +194,11 @@ impl Session {
         let (listening, registered) = (events.clone(), registry.clone());
         let listen = move || registered.listen(&*listening);
         threads::spawn("rackbus events", listen).map_err(failed("a thread for events"))?;
+        let connection = line.packets.clone();
         let (calls, process) = (Mutex::new(line), std::process::id());
-        Ok(Session(Arc::new(Inner { welcome, calls, events, in_guest, registry, process })))
+        #[rustfmt::skip]
+        let inner = Inner { welcome, calls, connection, events, in_guest, registry, process };
+        Ok(Session(Arc::new(inner)))
     }
 
     /// Whether the process is in a virtual machine, and has its host's memory through a window.
@@ -312,6 +317,15 @@ impl Session {
     /// Whether this is the process that attached, and not a fork of it.
     pub(crate) fn is_own(&self) -> bool {
         self.0.is_own()
+    }
+
+    /// Gives up a fork's share of the connections, which are its parent's: where the parent ends, so does the session. In the
+    /// process that attached it does nothing.
+    pub fn abandon_in_fork(&self) {
+        if !self.is_own() {
+            self.0.connection.abandon_in_fork();
+            self.0.events.abandon_in_fork();
+        }
     }
 
     pub(crate) fn events(&self) -> &dyn PacketStream {

@@ -7,7 +7,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -65,6 +65,11 @@ pub trait PacketStream: Send + Sync + std::fmt::Debug {
 
     /// Ends the conversation in both directions, from any thread.
     fn shut_down(&self);
+
+    /// Gives up this process' share of the connection, which others have as well: for a fork, whose connections are its
+    /// parent's. It does not end by that, but does with the last of the others. Nothing can be sent or received here from
+    /// then on. May be called in the child of a process with several threads.
+    fn abandon_in_fork(&self) {}
 
     /// Whether handles go along with messages; if not, [`send`](PacketStream::send) fails with any.
     fn passes_memory(&self) -> bool {
@@ -328,6 +333,19 @@ impl PacketStream for Packets {
 
     fn shut_down(&self) {
         Packets::shut_down(self);
+    }
+
+    fn abandon_in_fork(&self) {
+        // The number stays this one's, and nobody else is given it.
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+        let Ok(nowhere) = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()) else {
+            return;
+        };
+        // SAFETY: the descriptor is open and this one's; it is neither closed nor given away.
+        let own = unsafe { OwnedFd::from_raw_fd(self.0.as_raw_fd()) };
+        let mut own = std::mem::ManuallyDrop::new(own);
+        // Where it fails, the connection stays as it is.
+        let _ = rustix::io::dup3(&nowhere, &mut own, rustix::io::DupFlags::CLOEXEC);
     }
 }
 

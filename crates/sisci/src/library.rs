@@ -120,6 +120,15 @@ fn begin(opened: Session) -> Session {
     opened
 }
 
+/// Lets go of a session that is a parent's: its sockets are the parent's, too. As long as this process had them, the node
+/// would not see that the parent ends.
+fn abandon(session: Option<(u32, Session)>) {
+    if let Some((_, session)) = &session {
+        session.abandon_in_fork();
+    }
+    std::mem::forget(session);
+}
+
 /// Lets go of a session that is a parent's, with all that was had through it; whether there was one.
 fn forget_parents_session() -> bool {
     // Held to the end: nobody else begins a session before what was the parent's is gone.
@@ -127,8 +136,7 @@ fn forget_parents_session() -> bool {
     let parents = session.take_if(|(owner, _)| *owner != std::process::id());
     let found = parents.is_some();
     if found {
-        // Its sockets are the parent's, too: they stay open, and are never used here.
-        std::mem::forget(parents);
+        abandon(parents);
         forget_parents();
     }
     found
@@ -176,8 +184,7 @@ pub(crate) fn end_in_fork() {
 /// The same, with all locks free: forgets what is the parent's.
 pub(crate) fn begin_anew() {
     end_in_fork();
-    // Its sockets are the parent's, too: they stay open, and are never used here.
-    std::mem::forget(lock_session().take());
+    abandon(lock_session().take());
     forget_parents();
 }
 

@@ -1,13 +1,19 @@
 //! What the library is to the process that it is in: each test runs itself again, as a process of its own.
 
+mod support;
+
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rackbus_attach::Session;
 use rackbus_memory::AdaptiveSpin;
 use rackbus_memory::packets::{MAX_PACKET, PacketListener};
 use sisci::constants::errors::{SCI_ERR_NO_LINK_ACCESS, SCI_ERR_OK};
-use sisci::library::SCIInitialize;
+use sisci::library::{SCIInitialize, SCIOpen};
+use sisci::local::SCICreateSegment;
+use support::Rack;
 
 /// Says that this is the process that a test has run.
 const ROLE: &str = "RACKBUS_TEST_ROLE";
@@ -91,4 +97,59 @@ fn a_fork_ends_while_a_node_does_not_answer() {
     let test = "a_fork_ends_while_a_node_does_not_answer";
     let status = again(test, run_dir.path(), Stdio::inherit());
     assert!(status.success(), "{status}");
+}
+
+/// A process makes a segment and forks. It says so with the number of its child, and both stay until they are killed.
+fn forks_with_a_segment() -> ! {
+    assert_eq!(initialize(), SCI_ERR_OK);
+    let (mut error, mut sd, mut segment) = (SCI_ERR_OK, std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: what is pointed to can be written to, and there is no callback.
+    unsafe {
+        SCIOpen(&raw mut sd, 0, &raw mut error);
+        let none = std::ptr::null_mut();
+        SCICreateSegment(sd, &raw mut segment, 7, 4096, None, none, 0, &raw mut error);
+    }
+    assert_eq!(error, SCI_ERR_OK);
+    // SAFETY: the child calls nothing but the library's own handler of forks, and waits.
+    let child = unsafe { libc::fork() };
+    if child != 0 {
+        println!("child {child}");
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn what_a_killed_process_had_ends_although_a_fork_of_it_lives() {
+    if is_other() {
+        forks_with_a_segment();
+    }
+    let rack = Rack::start();
+    let place = rack.location("alpha");
+    let test = "what_a_killed_process_had_ends_although_a_fork_of_it_lives";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).stdout(Stdio::piped());
+    command.env(ROLE, "1").env("RACKBUS_RUN_DIR", &place.run_dir).env("RACKBUS_HOST", &place.host);
+    let mut process = command.spawn().unwrap();
+    let mut says = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let child = says.find_map(|line| line.split_once("child ")?.1.parse::<i32>().ok()).unwrap();
+    let session = Session::open(&place).unwrap();
+    let has = || session.segments().unwrap().iter().any(|it| it.id == 7);
+    assert!(has(), "it has a segment");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let begun = Instant::now();
+    let ended = loop {
+        if !has() {
+            break true;
+        }
+        if begun.elapsed() > Duration::from_secs(30) {
+            break false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // SAFETY: nobody has waited for the child, whose parent has ended: its number is its own.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert!(ended, "the segment is there as long as the fork");
 }
