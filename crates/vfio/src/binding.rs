@@ -2,7 +2,9 @@
 //!
 //! What is to be given back is noted in a file before anything is changed, so that it can be done after a crash
 //! too: by who takes the function next, or by the command. The notes are in a folder that is empty after the
-//! machine was started anew (`/run`), as are the kernel's bindings.
+//! machine was started anew (`/run`), as are the kernel's bindings. Who changes any of it has the folder locked.
+
+mod lock;
 
 use std::fs;
 use std::io;
@@ -15,6 +17,7 @@ use crate::container;
 use crate::error::{VfioError, file};
 use crate::facts::{Facts, PciAddress, Sysfs, is_vfio};
 use crate::taker::TakerProcess;
+use lock::NotesLock;
 
 /// The driver that hands functions to programs.
 pub const DRIVER: &str = "vfio-pci";
@@ -108,6 +111,17 @@ impl Bindings {
         taker: &str,
         force: bool,
     ) -> Result<TakenFunction, VfioError> {
+        let _alone = NotesLock::take(&self.notes)?;
+        self.take_alone(address, taker, force)
+    }
+
+    /// As [`take`](Bindings::take), by who has the notes for itself.
+    fn take_alone(
+        &self,
+        address: PciAddress,
+        taker: &str,
+        force: bool,
+    ) -> Result<TakenFunction, VfioError> {
         let facts = self.sysfs.check(address)?;
         let known = self.check_taker(address, taker)?.filter(|note| note.virtual_functions == 0);
         let bound = facts.driver.as_deref().is_some_and(is_vfio);
@@ -135,7 +149,7 @@ impl Bindings {
         let outcome = self.bind(&facts);
         if outcome.is_err() {
             // Its own driver gets it again, as far as that is possible; the first error is what is told.
-            let _ = self.give_back(address);
+            let _ = self.give_back_alone(address);
         }
         outcome.map(|()| TakenFunction { binding, change: Change::Driver })
     }
@@ -145,6 +159,11 @@ impl Bindings {
     /// # Errors
     /// When somebody has it open, or its driver does not take it. The note stays then, so that it can be tried again.
     pub fn undo(&self, taken: TakenFunction) -> Result<(), VfioError> {
+        let _alone = NotesLock::take(&self.notes)?;
+        self.undo_alone(taken)
+    }
+
+    fn undo_alone(&self, taken: TakenFunction) -> Result<(), VfioError> {
         let address = taken.binding.address;
         match taken.change {
             Change::Nothing => Ok(()),
@@ -152,7 +171,7 @@ impl Bindings {
             Change::Driver => match self.check_free(address) {
                 Err(busy @ VfioError::Busy { .. }) => Err(busy),
                 // Whatever else is wrong, nobody is waited for.
-                _ => self.give_back(address).map(drop),
+                _ => self.give_back_alone(address).map(drop),
             },
         }
     }
@@ -190,6 +209,11 @@ impl Bindings {
     /// # Errors
     /// When its driver does not take it. The note stays then, so that it can be tried again.
     pub fn give_back(&self, address: PciAddress) -> Result<Option<Binding>, VfioError> {
+        let _alone = NotesLock::take(&self.notes)?;
+        self.give_back_alone(address)
+    }
+
+    fn give_back_alone(&self, address: PciAddress) -> Result<Option<Binding>, VfioError> {
         let Some(binding) = self.note(address)? else { return Ok(None) };
         if binding.virtual_functions > 0 {
             self.remove_virtual(&binding)?;
@@ -231,6 +255,7 @@ impl Bindings {
         wanted: u16,
         taker: &str,
     ) -> Result<Vec<PciAddress>, VfioError> {
+        let _alone = NotesLock::take(&self.notes)?;
         let facts = self.sysfs.facts(address)?;
         if wanted == 0 || wanted > facts.virtual_total {
             return Err(VfioError::VirtualFunctions {
@@ -263,7 +288,7 @@ impl Bindings {
         if made.is_err() {
             // As far as that is possible; the first error is what is told.
             for function in taken.into_iter().filter(|_| are_there) {
-                let _ = self.undo(function);
+                let _ = self.undo_alone(function);
             }
             let unmade = if are_there { Ok(()) } else { self.unmake(&facts, noted.as_ref()) };
             let _ = unmade.and_then(|()| match &noted {
@@ -302,7 +327,7 @@ impl Bindings {
     ) -> Result<Vec<PciAddress>, VfioError> {
         let made = self.sysfs.facts(address)?.virtual_functions;
         for function in &made {
-            taken.push(self.take(*function, taker, false)?);
+            taken.push(self.take_alone(*function, taker, false)?);
         }
         Ok(made)
     }

@@ -76,6 +76,15 @@ pub enum VfioError {
         /// Who took it, as the note has it.
         taker: String,
     },
+    /// Another process takes functions or gives them back, for long.
+    #[error(
+        "another process is taking functions of this machine, or giving them back, and does not end; `fuser {}` names it",
+        notes.display()
+    )]
+    Locked {
+        /// The folder of the notes, which it has locked.
+        notes: PathBuf,
+    },
     /// The function is what this machine runs on.
     #[error("{address} is in use: {what}; {hint}")]
     InUse {

@@ -67,6 +67,34 @@ fn the_record_names_the_driver_to_go_back_to_also_for_another_process() {
     assert_eq!(later.give_back(address).unwrap(), None);
 }
 
+/// A node that starts while the command is in the middle of taking the function.
+#[test]
+fn who_comes_while_another_takes_a_function_finds_it_taken() {
+    let (tree, bindings) = deaf();
+    let address: PciAddress = "03:00.0".parse().unwrap();
+    let facts = tree.sysfs().facts(address).unwrap();
+    let first = NotesLock::take(&bindings.notes).unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| bindings.take(address, "beta", false));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!second.is_finished() && bindings.taken().unwrap().is_empty());
+        let taken = Binding {
+            address,
+            kind: facts.kind().to_owned(),
+            former: facts.driver.clone(),
+            virtual_functions: 0,
+            taker: "alpha".to_owned(),
+            process: TakerProcess::this(),
+        };
+        bindings.write_note(&taken).unwrap();
+        rebound(&tree, "vfio-pci");
+        drop(first);
+        let refused = second.join().unwrap().unwrap_err();
+        assert!(matches!(refused, VfioError::TakenBy { .. }), "{refused}");
+        assert_eq!(bindings.note(address).unwrap(), Some(taken));
+    });
+}
+
 #[test]
 fn what_was_bound_to_vfio_before_stays_so() {
     let (tree, bindings) = deaf();
