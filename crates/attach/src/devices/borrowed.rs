@@ -146,7 +146,8 @@ impl BorrowedDevice {
         }
         let whole = info.areas == [(0, info.size)];
         let (memory, size) = match info.memory {
-            Some((file, 0)) if whole => {
+            // The file of a device of the machine is none that stands for memory.
+            Some((file, 0)) if whole && file.metadata().is_ok_and(|it| it.is_file()) => {
                 let memory = ResourceHandle::of_descriptor(file.into());
                 (MappedMemory::new(Some(memory), true, info.size), info.size)
             }
@@ -279,8 +280,15 @@ impl BorrowedDevice {
                 "registers of a device are not reached by another one",
             ));
         }
-        let address = self.0.shared.take(info.size, info.size)?;
         let at = u64::from(header::BAR0) + 4 * u64::from(bar);
+        let mut low = [0; 4];
+        self.0.client.read(region::CONFIG, at, &mut low)?;
+        if !is_wide(u32::from_le_bytes(low)) {
+            return Err(DeviceError::NoPeer(
+                "the BAR decodes 32 bits of address, and devices reach each other above 4 GiB",
+            ));
+        }
+        let address = self.0.shared.take(info.size, info.size)?;
         let written = self.0.client.write(region::CONFIG, at, &address.to_le_bytes());
         if let Err(error @ ClientError::Refused(_)) = written {
             self.0.shared.give_address_back(address);
@@ -321,8 +329,11 @@ impl Inner {
         // First: the lender waits for nobody then.
         self.client.shut_down();
         lock(&self.segments).clear();
+        // What was refused, or not heard, is tried again with the last handle.
+        self.shared
+            .give_back(self.lease)
+            .inspect_err(|_| self.returned.store(false, Ordering::Release))?;
         let addresses = std::mem::take(&mut *lock(&self.bars));
-        self.shared.give_back(self.lease)?;
         // Until then it may decode them.
         addresses.into_values().for_each(|address| self.shared.give_address_back(address));
         Ok(())
@@ -346,10 +357,32 @@ impl Shared {
     }
 }
 
+/// Whether a BAR with this low half is memory that decodes 64 bits of address (PCIe base 6.0, section 7.5.1.2.1).
+fn is_wide(low: u32) -> bool {
+    const IS_IO: u32 = 1;
+    const TYPE: u32 = 0b110;
+    const TYPE_64: u32 = 0b100;
+    low & IS_IO == 0 && low & TYPE == TYPE_64
+}
+
 /// A range is some bytes inside of the memory.
 fn check(size: u64, (offset, length): (u64, u64)) -> Result<(), DeviceError> {
     match offset.checked_add(length) {
         Some(end) if length > 0 && end <= size => Ok(()),
         _ => Err(crate::session::AttachError::OutOfRange { offset, length, size }.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_with_64_bits_of_address_is_wide() {
+        // As a driver reads them: memory above 4 GiB, prefetchable and not; below; below 1 MiB; and I/O.
+        let bars = [(0x0000_000c, true), (0xfe00_0004, true), (0xfe00_0000, false)];
+        for (low, wide) in bars.into_iter().chain([(0x000d_0002, false), (0x0000_e005, false)]) {
+            assert_eq!(is_wide(low), wide, "{low:#x}");
+        }
     }
 }
