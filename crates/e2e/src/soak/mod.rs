@@ -8,7 +8,7 @@ mod model;
 mod program;
 mod stuck;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -324,26 +324,52 @@ impl DriveLoad {
 pub fn check_reasons(rack: &RackProcesses) -> Result<()> {
     let leases = rack.json(&["leases", "--all"])?;
     let events = rack.json(&["events", "--last", "10000"])?;
-    let events = events.as_array().into_iter().flatten();
-    let told: BTreeSet<u64> = events.filter_map(|event| event["lease"].as_u64()).collect();
+    let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    unexplained(&all(&leases), &all(&events))
+}
+
+/// Refuses a lease that is over without a reason, or whose end no event tells with its reason.
+fn unexplained(leases: &[Value], events: &[Value]) -> Result<()> {
+    let mut told = BTreeMap::<u64, Vec<&str>>::new();
+    for event in events {
+        let (lease, text) = (event["lease"].as_u64(), event["text"].as_str());
+        lease.into_iter().for_each(|lease| told.entry(lease).or_default().extend(text));
+    }
     // Events are kept for a while only.
-    let first = told.first().copied().unwrap_or(0);
-    for lease in leases.as_array().into_iter().flatten() {
+    let first = told.keys().next().copied().unwrap_or(0);
+    for lease in leases {
         let number = lease["lease"].as_u64().unwrap_or(0);
-        ensure!(lease["reason"].is_string(), "lease {number} is over without a reason: {lease}");
+        let reason = lease["reason"].as_str().filter(|reason| !reason.is_empty());
+        let Some(reason) = reason else {
+            return Err(CheckFailure(format!("lease {number} is over without a reason: {lease}")));
+        };
         // A turn that was over before it had begun took nothing from anybody.
         let turn = lease["share"].is_u64() && lease["returned"] == true;
-        ensure!(turn || number <= first || told.contains(&number), "no event tells of {lease}");
+        let explained =
+            told.get(&number).is_some_and(|texts| texts.iter().any(|text| text.contains(reason)));
+        ensure!(turn || number <= first || explained, "no event tells why {lease} is over");
     }
     Ok(())
 }
 
-/// Whether all of a rack's functions, so many, are offered, and nobody has any.
-pub fn is_settled(rack: &RackProcesses, functions: usize) -> Option<()> {
+/// Whether all of a rack's functions, so many, are offered, nobody has any, and none reaches anything: so the node of its
+/// host says, which is asked on the machine that `on` names.
+pub fn is_settled<'r>(
+    rack: &RackProcesses,
+    functions: usize,
+    on: impl Fn(&str) -> &'r RackProcesses,
+) -> Option<()> {
     let devices = rack.json(&["devices"]).ok()?;
-    let offered = devices.as_array()?.iter().filter(|it| it["state"] == "offered").count();
+    let offered = devices.as_array()?.iter().filter(|it| it["state"] == "offered");
+    let offered: Vec<&str> = offered.filter_map(|it| it["function"].as_str()).collect();
     let leases = rack.json(&["leases"]).ok()?;
-    (offered == functions && leases.as_array()?.is_empty()).then_some(())
+    let reaches_nothing = |function: &&str| {
+        let host = function.split('/').next().unwrap_or_default();
+        let reached = on(host).json(&["reach", function]).ok();
+        reached.is_some_and(|reached| reached.as_array().is_some_and(Vec::is_empty))
+    };
+    let is_settled = offered.len() == functions && leases.as_array()?.is_empty();
+    (is_settled && offered.iter().all(reaches_nothing)).then_some(())
 }
 
 /// Locks what no panic leaves half done.
@@ -389,5 +415,28 @@ fn await_end(
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_each_lease_is_told_by_an_event_with_its_reason() {
+        let lease = |number: u64, reason: &str| json!({"lease": number, "reason": reason});
+        let event = |number: u64, text: &str| json!({"lease": number, "text": text});
+        let leases = [lease(3, "returned"), lease(4, "beta is lost")];
+        let begun =
+            [event(2, "alpha/d0 is offered"), event(3, "d0 is lent"), event(4, "d1 is lent")];
+        let ends = [event(3, "the lease ended: returned"), event(4, "it ended: beta is lost")];
+        assert!(unexplained(&leases, &[&begun[..], &ends[..]].concat()).is_ok());
+        assert!(unexplained(&leases, &[&begun[..], &ends[..1]].concat()).is_err());
+        assert!(unexplained(&leases, &[&begun[..], &ends[1..]].concat()).is_err());
+        assert!(unexplained(&[lease(4, "")], &ends).is_err());
+        // Of what is older than all events, none can be asked for.
+        assert!(unexplained(&[lease(1, "returned")], &begun).is_ok());
     }
 }

@@ -176,7 +176,7 @@ impl Soak {
             self.load.owes_nothing().then_some(())
         })?;
         self.control.wait("every function is offered again, and nobody has any", SETTLE, |rack| {
-            is_settled(rack, FUNCTIONS.len())
+            is_settled(rack, FUNCTIONS.len(), |host| self.on(host))
         })
     }
 

@@ -280,7 +280,7 @@ impl Soak {
             self.load.owes_nothing().then_some(())
         })?;
         self.rack.wait("every function is offered again, and nobody has any", SETTLE, |rack| {
-            is_settled(rack, DEVICES.len())
+            is_settled(rack, DEVICES.len(), |_| &self.rack)
         })
     }
 }
