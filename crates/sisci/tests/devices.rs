@@ -1,4 +1,5 @@
-//! Programs that borrow devices of a rack through the API: `examples/sisci/nvme.c` on a drive, against whole nodes.
+//! Programs that borrow devices of a rack through the API: `examples/sisci/nvme.c` on a drive, against whole nodes, of one
+//! machine and of several.
 
 mod support;
 
@@ -51,7 +52,15 @@ async fn using(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_drives_a_borrowed_drive_by_its_registers_in_memory() {
-    let mut nodes = Nodes::start(RACK).await;
+    drives(Nodes::start(RACK).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_drives_a_drive_of_another_machine_by_its_registers_in_memory() {
+    drives(Nodes::of_machines(RACK).await).await;
+}
+
+async fn drives(mut nodes: Nodes) {
     let program = blocking(nvme_example).await;
     // The drive's own host borrows as any other.
     for host in ["beta", "alpha"] {
@@ -108,10 +117,33 @@ async fn a_borrowed_drive_reads_and_writes_another_devices_memory() {
     assert_eq!((leases.len(), placed), (4, 2));
 }
 
-/// A segment of alpha's and of gamma's, which a program on beta is connected to, feeds the drive.
+/// The drive's controller is on the borrower's machine, whose bus leads to no device of another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drive_of_another_machine_reaches_no_other_devices_memory() {
+    let mut nodes = Nodes::of_machines(RACK).await;
+    let program = blocking(nvme_example).await;
+    let mut run = nodes.on("beta", program);
+    run.args(["-drive", "alpha/nvme0", "-memory", "gamma/ram0"]);
+    let output = blocking(move || run.output().unwrap()).await;
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("write, flush, read: 8192 bytes are the same"), "{said}");
+    assert!(said.contains("Not supported"), "{said}");
+    nodes.until_all_are_offered().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_borrowed_drive_writes_what_another_host_offers() {
-    let mut nodes = Nodes::start(RACK).await;
+    writes_what_another_host_offers(Nodes::start(RACK).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drive_of_another_machine_writes_what_another_machine_offers() {
+    writes_what_another_host_offers(Nodes::of_machines(RACK).await).await;
+}
+
+/// A segment of alpha's and of gamma's, which a program on beta is connected to, feeds the drive.
+async fn writes_what_another_host_offers(mut nodes: Nodes) {
     let program = blocking(nvme_example).await;
     for (host, number) in [("gamma", 12), ("alpha", 4)] {
         let location = Location { run_dir: nodes.run_dir().to_owned(), host: host.to_owned() };
@@ -136,7 +168,15 @@ async fn a_borrowed_drive_writes_what_another_host_offers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_learns_that_its_drive_was_taken_away() {
-    let mut nodes = Nodes::start(RACK).await;
+    learns_that_its_drive_was_taken_away(Nodes::start(RACK).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_learns_that_its_drive_of_another_machine_was_taken_away() {
+    learns_that_its_drive_was_taken_away(Nodes::of_machines(RACK).await).await;
+}
+
+async fn learns_that_its_drive_was_taken_away(mut nodes: Nodes) {
     let program = blocking(nvme_example).await;
     for isolation in ["shared", "strict"] {
         let (mut child, lines) = using(&nodes, program, isolation).await;
@@ -157,10 +197,11 @@ async fn a_program_learns_that_its_drive_was_taken_away() {
 /// Flags, errors, refused inputs: `tests/c/devices.c`.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_about_devices_are_refused_as_the_header_says() {
-    let mut nodes = Nodes::start(RACK).await;
-    let built = blocking(|| programs(Build::Plain).join("tests")).await;
-    for program in ["devices", "devices++"] {
-        succeed(nodes.on("beta", &built.join(program))).await;
-        nodes.until_all_are_offered().await;
+    for mut nodes in [Nodes::start(RACK).await, Nodes::of_machines(RACK).await] {
+        let built = blocking(|| programs(Build::Plain).join("tests")).await;
+        for program in ["devices", "devices++"] {
+            succeed(nodes.on("beta", &built.join(program))).await;
+            nodes.until_all_are_offered().await;
+        }
     }
 }

@@ -5,7 +5,7 @@ mod support;
 use std::sync::atomic::Ordering;
 
 use rackbus_attach::{SegmentOptions, Session};
-use support::{Rack, between_machines};
+use support::{Rack, between_machines, text};
 
 macro_rules! between {
     ($($scenario:ident),*) => {$(
@@ -27,6 +27,18 @@ between!(
     removals,
     reflective
 );
+
+/// What one process runs by itself, on a machine of several.
+#[test]
+fn programs_of_one_process_run_on_a_machine() {
+    let rack = Rack::of_machines();
+    for scenario in ["binary", "library", "handles", "query", "sharing", "forks", "signals"] {
+        for variant in ["", "++"] {
+            let output = rack.on("alpha", &format!("tests/{scenario}{variant}")).output().unwrap();
+            assert!(output.status.success(), "{scenario}{variant}: {}", text(&output));
+        }
+    }
+}
 
 /// A second process on the owner's host shares the segment: its stores are as far as the owner's.
 #[test]

@@ -25,6 +25,9 @@ use tracing::Level;
 /// The hosts: their node ids and names.
 pub const HOSTS: [(u32, &str); 3] = [(4, "alpha"), (8, "beta"), (12, "gamma")];
 
+/// Says to the scenarios that hosts are machines: what they may expect depends on it.
+const MACHINES: &str = "SCENARIO_MACHINES";
+
 /// How the C programs are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Build {
@@ -134,27 +137,8 @@ impl Rack {
         // A scenario says only that the other host does not answer; why, the nodes say.
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(Level::INFO).try_init();
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
-        let authority = CertificateAuthority::open(folder.path(), "test").unwrap();
-        // An address of its own for each rack: a port that was free is nobody else's before its node listens there.
-        static RACKS: AtomicU32 = AtomicU32::new(1);
-        let (process, rack) = (std::process::id(), RACKS.fetch_add(1, Ordering::Relaxed));
-        let loopback = format!("127.{}.{}.{rack}", 1 + process / 256 % 250, process % 256);
-        // All at once, so that no two hosts get the same one.
-        let listeners = HOSTS.map(|_| TcpListener::bind(format!("{loopback}:0")).unwrap());
-        let addresses = listeners.map(|listener| listener.local_addr().unwrap().to_string());
-        let ports: Vec<(String, String)> =
-            HOSTS.iter().map(|(_, name)| (*name).to_owned()).zip(addresses).collect();
-        for (node, name) in HOSTS {
-            let credentials = authority.issue(&Subject::Node(name.to_owned())).unwrap();
-            let address = &ports.iter().find(|(host, _)| host == name).unwrap().1;
-            let credentials = Arc::new(RwLock::new(credentials));
-            let link = TcpLink::new("test", address, address, credentials);
-            let others = ports.clone();
-            link.locate_by(move |host| {
-                let found = others.iter().find(|(name, _)| name == host);
-                found.map(|(_, address)| format!("{SCHEME}{address}"))
-            });
-            start(folder.path(), node, name, Linked { link: Arc::new(link), machines: true });
+        for ((node, name), link) in HOSTS.into_iter().zip(links_of_machines(folder.path())) {
+            start(folder.path(), node, name, Linked { link, machines: true });
         }
         Rack { folder, build: Build::Plain, machines: true }
     }
@@ -169,8 +153,7 @@ impl Rack {
         let program = programs(self.build).join(program);
         let mut command = program_on(self.folder.path(), host, &program, self.build);
         if self.machines {
-            // What scenarios may expect depends on it.
-            command.env("SCENARIO_MACHINES", "1");
+            command.env(MACHINES, "1");
         }
         command
     }
@@ -185,6 +168,32 @@ impl Rack {
         assert!(outputs.iter().all(|output| output.status.success()), "{texts:#?}");
         texts
     }
+}
+
+/// The links of [`HOSTS`] that are machines, with a certificate authority in `folder`.
+pub fn links_of_machines(folder: &Path) -> [Arc<TcpLink>; 3] {
+    let authority = CertificateAuthority::open(folder, "test").unwrap();
+    // An address of its own for each rack: a port that was free is nobody else's before its node listens there.
+    static RACKS: AtomicU32 = AtomicU32::new(1);
+    let (process, rack) = (std::process::id(), RACKS.fetch_add(1, Ordering::Relaxed));
+    let loopback = format!("127.{}.{}.{rack}", 1 + process / 256 % 250, process % 256);
+    // All at once, so that no two hosts get the same one.
+    let listeners = HOSTS.map(|_| TcpListener::bind(format!("{loopback}:0")).unwrap());
+    let addresses = listeners.map(|listener| listener.local_addr().unwrap().to_string());
+    let ports: Vec<(String, String)> =
+        HOSTS.iter().map(|(_, name)| (*name).to_owned()).zip(addresses).collect();
+    HOSTS.map(|(_, name)| {
+        let credentials = authority.issue(&Subject::Node(name.to_owned())).unwrap();
+        let address = &ports.iter().find(|(host, _)| host == name).unwrap().1;
+        let credentials = Arc::new(RwLock::new(credentials));
+        let link = TcpLink::new("test", address, address, credentials);
+        let others = ports.clone();
+        link.locate_by(move |host| {
+            let found = others.iter().find(|(name, _)| name == host);
+            found.map(|(_, address)| format!("{SCHEME}{address}"))
+        });
+        Arc::new(link)
+    })
 }
 
 /// Runs a scenario of two processes on two machines, each way round.

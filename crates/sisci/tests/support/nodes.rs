@@ -18,22 +18,32 @@ use rackbus_node::{NetworkService, NodeOptions, control_socket, lendable};
 use rackbus_segment::directory::{DirectorySettings, HostRange};
 use tempfile::TempDir;
 
-use super::{Build, HOSTS, program_on, programs};
+use super::{Build, HOSTS, Linked, MACHINES, links_of_machines, program_on, programs};
 
 /// The rack; its tasks end with the test's runtime.
 pub struct Nodes {
     folder: TempDir,
+    machines: bool,
     pub client: ControlClient,
     changes: tokio::sync::broadcast::Receiver<Change>,
 }
 
 impl Nodes {
-    /// The rack that `file` describes, when all of its hosts are up. They are [`HOSTS`].
+    /// The rack that `file` describes, when all of its hosts are up. They are [`HOSTS`], of one machine.
     pub async fn start(file: &str) -> Nodes {
+        Nodes::of(file, false).await
+    }
+
+    /// The same, where each host is a machine.
+    pub async fn of_machines(file: &str) -> Nodes {
+        Nodes::of(file, true).await
+    }
+
+    async fn of(file: &str, machines: bool) -> Nodes {
         let folder = tempfile::Builder::new().prefix("rb-").tempdir_in("/tmp").unwrap();
         let (rack, devices) = parse_rack("rack.toml", file).unwrap();
         let service = Service::open(ServiceOptions {
-            inventory: inventory(&devices),
+            inventory: inventory(&devices, machines),
             read_rack: None,
             config: Config::default(),
             database: folder.path().join("state.db"),
@@ -45,10 +55,18 @@ impl Nodes {
         let client = ControlClient::new(&socket);
         let mut changes = service.changes();
         tokio::spawn(async move { rackbus_control::serve(service, &socket).await });
-        let topology = derive::here(&rack).unwrap();
-        for (number, host) in HOSTS {
-            let link = ShmLink::new("test", folder.path(), HOSTS.map(|(_, name)| name));
-            let options = node(folder.path(), (number, host), Arc::new(link), &devices, &topology);
+        let topology = match machines {
+            true => derive::here_of_machines(&rack).unwrap(),
+            false => derive::here(&rack).unwrap(),
+        };
+        let names = HOSTS.map(|(_, name)| name);
+        let links: [Arc<dyn Link>; 3] = match machines {
+            true => links_of_machines(folder.path()).map(|link| link as Arc<dyn Link>),
+            false => names.map(|_| Arc::new(ShmLink::new("test", folder.path(), names)) as _),
+        };
+        for (host, link) in HOSTS.into_iter().zip(links) {
+            let linked = Linked { link, machines };
+            let options = node(folder.path(), host, linked, &devices, &topology);
             tokio::spawn(rackbus_node::run(options));
         }
         let mut up = std::collections::BTreeSet::new();
@@ -59,7 +77,7 @@ impl Nodes {
                 up.insert(host.host);
             }
         }
-        Nodes { folder, client, changes }
+        Nodes { folder, machines, client, changes }
     }
 
     /// The rack's run directory.
@@ -69,7 +87,11 @@ impl Nodes {
 
     /// A program of [`programs`], to be run on a host.
     pub fn on(&self, host: &str, program: &Path) -> Command {
-        program_on(self.folder.path(), host, program, Build::Plain)
+        let mut command = program_on(self.folder.path(), host, program, Build::Plain);
+        if self.machines {
+            command.env(MACHINES, "1");
+        }
+        command
     }
 
     /// Waits until nobody has any device.
@@ -86,20 +108,24 @@ impl Nodes {
     }
 }
 
-fn inventory(devices: &[RackDevice]) -> Inventory {
-    let offered = devices.iter().map(|device| InventoryDevice {
-        function: device.function.parse().unwrap(),
-        kind: device.kind.to_owned(),
-        capabilities: rackbus_devices::class::capabilities(device.kind),
-        detail: device.config.as_ref().unwrap().detail(),
-        separable: device.config.as_ref().unwrap().is_separable(),
-        windows: Default::default(),
+fn inventory(devices: &[RackDevice], apart: bool) -> Inventory {
+    let offered = devices.iter().map(|device| {
+        let config = device.config.as_ref().unwrap();
+        InventoryDevice {
+            function: device.function.parse().unwrap(),
+            kind: device.kind.to_owned(),
+            capabilities: rackbus_devices::class::capabilities(device.kind),
+            detail: config.detail(),
+            separable: if apart { config.is_carried() } else { config.is_separable() },
+            windows: Default::default(),
+        }
     });
     Inventory {
         sections: Default::default(),
         rack: "test".into(),
         hosts: HOSTS.map(|(_, name)| name.to_owned()).to_vec(),
         devices: offered.collect(),
+        apart,
         ..Inventory::default()
     }
 }
@@ -107,14 +133,14 @@ fn inventory(devices: &[RackDevice]) -> Inventory {
 fn node(
     run_dir: &Path,
     (number, host): (u32, &str),
-    link: Arc<dyn Link>,
+    Linked { link, machines }: Linked,
     devices: &[RackDevice],
     topology: &Topology,
 ) -> NodeOptions {
     let folders = Folders::new(run_dir.to_owned(), run_dir.to_owned());
     let alone = rackbus_fabric::rack::Rack::parse("rack.toml", "name = \"test\"\n[hosts.alone]\n");
     let network =
-        NetworkService::new(&alone.unwrap(), &Default::default(), host, link.clone(), false);
+        NetworkService::new(&alone.unwrap(), &Default::default(), host, link.clone(), machines);
     NodeOptions {
         offered: None,
         rack: "test".into(),
@@ -124,7 +150,7 @@ fn node(
         ntbs: BTreeMap::new(),
         link,
         topology: topology.clone(),
-        segments: settings(number),
+        segments: settings(number, machines),
         network,
         hold: rackbus_node::sessions::HOLD,
         lanes: rackbus_node::Lanes::default(),
@@ -135,7 +161,7 @@ fn node(
 }
 
 /// What the segment service of a host is told, where nothing is forbidden.
-fn settings(node: u32) -> DirectorySettings {
+fn settings(node: u32, machines: bool) -> DirectorySettings {
     let range = |node: u32| HostRange { base: u64::from(node) << 40, size: 64 << 30 };
     DirectorySettings {
         node,
@@ -143,7 +169,7 @@ fn settings(node: u32) -> DirectorySettings {
         range: range(node),
         ranges: HOSTS.iter().map(|(node, _)| (*node, range(*node))).collect(),
         rules: Default::default(),
-        machines: false,
+        machines,
     }
 }
 
