@@ -6,7 +6,10 @@
 //! them other systems that serve drives over a network.
 
 mod bare;
+mod failover;
 mod network;
+mod parts;
+mod reconnect;
 mod scale;
 mod servers;
 
@@ -161,9 +164,45 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     servers::against(&mut borrowed, settings, report)?;
     drop(borrowed);
     between_hosts(&authority, settings, report)?;
+    after_failures(&authority, settings, report)?;
     for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {
         if format!("{SCALE} {}", kind.name()).contains(&settings.only) {
             scale::run(&settings.dir, kind, settings.time, report)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is measured after failures, as it is named.
+const RECONNECT: &str = "reconnect of the link";
+const FAILOVER: &str = "failover of the control plane";
+
+/// How long it takes until a network that is back, and a rack whose leader was killed, are of use again.
+fn after_failures(
+    authority: &CertificateAuthority,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let (unit, runs, relate) = ("ms", settings.runs, |ours: f64, peer: f64| ours / peer);
+    if RECONNECT.contains(&settings.only) {
+        if let Some(mut drive) = reconnect::FarDrive::borrow(&settings.dir)? {
+            let server = reconnect::FarServer::start(authority)?;
+            let peer_name = "a connection and its TLS handshake";
+            let case = Case { area: "machines", case: RECONNECT, peer_name, unit, runs };
+            report.compare(case, || drive.run(), || server.run(), relate)?;
+        } else {
+            report.left_out(RECONNECT, "there is no rackbus");
+        }
+    }
+    if FAILOVER.contains(&settings.only) {
+        if let Some(planes) = failover::Failover::start(&settings.dir)? {
+            let planes = std::cell::RefCell::new(planes);
+            let peer_name = "an election by etcd alone";
+            let case = Case { area: "machines", case: FAILOVER, peer_name, unit, runs };
+            let (ours, peer) = (|| planes.borrow_mut().run(), || planes.borrow_mut().elect());
+            report.compare(case, ours, peer, relate)?;
+        } else {
+            report.left_out(FAILOVER, "there is no rackbus or no etcd");
         }
     }
     Ok(())

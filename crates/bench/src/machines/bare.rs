@@ -2,10 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{ClientConnection, ServerConnection, StreamOwned};
-use rackbus_identity::{CertificateAuthority, Subject};
+use rackbus_identity::{CertificateAuthority, Credentials, Subject};
 
 use super::failed;
 use crate::BenchError;
@@ -15,45 +16,74 @@ use crate::nvme::ClientLoad;
 const ASK: usize = 36;
 const ANSWER: usize = 20;
 
+/// Whose certificate both ends have.
+const ALPHA: &str = "alpha";
+
 trait Pipe: Read + Write + Send {}
 impl<T: Read + Write + Send> Pipe for T {}
 
 /// Both ends of a connection: who asks, and who answers.
 type Ends = (Box<dyn Pipe>, Box<dyn Pipe>);
 
-fn pipes(authority: &CertificateAuthority, over_tls: bool) -> Result<Ends, BenchError> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
-    let client = TcpStream::connect(listener.local_addr().map_err(failed)?).map_err(failed)?;
-    let (server, _) = listener.accept().map_err(failed)?;
-    for socket in [&client, &server] {
-        socket.set_nodelay(true).map_err(failed)?;
-    }
-    if !over_tls {
-        client.set_nonblocking(true).map_err(failed)?;
-        server.set_nonblocking(true).map_err(failed)?;
-        return Ok((Box::new(client), Box::new(server)));
-    }
-    let subject = Subject::Node("alpha".to_owned());
-    let credentials = authority.issue(&subject).map_err(failed)?;
+/// What both ends of a connection over TLS show.
+pub(super) fn credentials(
+    authority: &CertificateAuthority,
+) -> Result<Arc<Credentials>, BenchError> {
+    Ok(Arc::new(authority.issue(&Subject::Node(ALPHA.to_owned())).map_err(failed)?))
+}
+
+/// The end of a connection that was made to the other one, after the handshake.
+pub(super) fn client(
+    credentials: &Credentials,
+    mut socket: TcpStream,
+) -> Result<StreamOwned<ClientConnection, TcpStream>, BenchError> {
+    socket.set_nodelay(true).map_err(failed)?;
+    let subject = Subject::Node(ALPHA.to_owned());
     let name = subject.server_name().ok_or_else(|| failed("alpha is no name"))?;
     let mut tls = ClientConnection::new(credentials.client().clone(), name).map_err(failed)?;
-    let mut other = ServerConnection::new(credentials.server().clone()).map_err(failed)?;
-    let handshake = std::thread::spawn(move || {
-        let mut server = server;
-        while other.is_handshaking() || other.wants_write() {
-            other.complete_io(&mut server)?;
-        }
-        std::io::Result::Ok((other, server))
-    });
-    let mut client = client;
     while tls.is_handshaking() || tls.wants_write() {
-        tls.complete_io(&mut client).map_err(failed)?;
+        tls.complete_io(&mut socket).map_err(failed)?;
     }
+    Ok(StreamOwned::new(tls, socket))
+}
+
+/// The other end.
+pub(super) fn server(
+    credentials: &Credentials,
+    mut socket: TcpStream,
+) -> std::io::Result<StreamOwned<ServerConnection, TcpStream>> {
+    socket.set_nodelay(true)?;
+    let tls = ServerConnection::new(credentials.server().clone());
+    let mut tls = tls.map_err(std::io::Error::other)?;
+    while tls.is_handshaking() || tls.wants_write() {
+        tls.complete_io(&mut socket)?;
+    }
+    Ok(StreamOwned::new(tls, socket))
+}
+
+fn pipes(authority: &CertificateAuthority, over_tls: bool) -> Result<Ends, BenchError> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+    let near = TcpStream::connect(listener.local_addr().map_err(failed)?).map_err(failed)?;
+    let (far, _) = listener.accept().map_err(failed)?;
+    if !over_tls {
+        for socket in [&near, &far] {
+            socket.set_nodelay(true).map_err(failed)?;
+            socket.set_nonblocking(true).map_err(failed)?;
+        }
+        return Ok((Box::new(near), Box::new(far)));
+    }
+    let shown = credentials(authority)?;
+    let handshake = std::thread::spawn({
+        let shown = shown.clone();
+        move || server(&shown, far)
+    });
+    let near = client(&shown, near)?;
     let done = handshake.join().map_err(|_| failed("the handshake failed"))?;
-    let (other, server) = done.map_err(failed)?;
-    client.set_nonblocking(true).map_err(failed)?;
-    server.set_nonblocking(true).map_err(failed)?;
-    Ok((Box::new(StreamOwned::new(tls, client)), Box::new(StreamOwned::new(other, server))))
+    let far = done.map_err(failed)?;
+    for socket in [&near.sock, &far.sock] {
+        socket.set_nonblocking(true).map_err(failed)?;
+    }
+    Ok((Box::new(near), Box::new(far)))
 }
 
 /// Sends all of `bytes`; false when the other side has gone.

@@ -18,18 +18,18 @@ use super::failed;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A machine: a folder, and the process that runs there.
-struct Machine {
+pub(super) struct RackMachine {
     program: PathBuf,
     folder: PathBuf,
     process: Option<Child>,
 }
 
-impl Machine {
-    fn new(program: &Path, folder: PathBuf) -> Result<Machine, BenchError> {
+impl RackMachine {
+    fn new(program: &Path, folder: PathBuf) -> Result<RackMachine, BenchError> {
         // What was there before is of another rack.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).map_err(BenchError::io("making a machine's folder"))?;
-        Ok(Machine { program: program.to_owned(), folder, process: None })
+        Ok(RackMachine { program: program.to_owned(), folder, process: None })
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -51,7 +51,10 @@ impl Machine {
     }
 
     /// Runs a command until it succeeds; what it printed.
-    fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
+    ///
+    /// # Errors
+    /// What it said when it did not succeed for [`PATIENCE`].
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
         let begun = Instant::now();
         loop {
             let output = self.command(arguments).output();
@@ -69,7 +72,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for RackMachine {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
             let _ = process.kill();
@@ -78,18 +81,65 @@ impl Drop for Machine {
     }
 }
 
-/// Two machines whose hosts have interfaces in the rack's network, while it lives.
-pub struct MachineNetwork {
-    name: String,
-    _machines: Vec<Machine>,
-    /// The namespaces of the hosts alpha and beta.
-    pub pair: TrafficEnds,
-}
-
 /// An address of this machine that nobody listens at.
 pub(super) fn free_address() -> Result<String, BenchError> {
     let free = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     Ok(free.local_addr().map_err(failed)?.to_string())
+}
+
+/// The control plane of a rack, on a machine of its own.
+pub(super) struct Desk {
+    dir: PathBuf,
+    program: PathBuf,
+    url: String,
+    machine: RackMachine,
+}
+
+impl Desk {
+    /// Starts the control plane of the rack that `text` describes, in `dir`.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn start(program: &Path, dir: &Path, text: &str) -> Result<Desk, BenchError> {
+        let file = dir.join("machines.toml");
+        std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
+        let listen = free_address()?;
+        let mut machine = RackMachine::new(program, dir.join("desk"))?;
+        machine.start(&["control", &file.display().to_string(), "--listen", &listen])?;
+        let (dir, program) = (dir.to_owned(), program.to_owned());
+        Ok(Desk { dir, program, url: format!("https://{listen}"), machine })
+    }
+
+    /// Has the node of a host join, which listens at `listen` and has these arguments besides.
+    ///
+    /// # Errors
+    /// When the control plane gives no token, or the node cannot be started.
+    pub(super) fn join(
+        &self,
+        host: &str,
+        listen: &str,
+        more: &[&str],
+    ) -> Result<RackMachine, BenchError> {
+        let token = self.dir.join(format!("{host}.token"));
+        let said = self.machine.run(&["token", host, "--json"])?;
+        let said: serde_json::Value = serde_json::from_str(&said).map_err(failed)?;
+        let secret = said["token"].as_str().unwrap_or_default();
+        std::fs::write(&token, secret).map_err(BenchError::io("writing a token"))?;
+        let mut machine = RackMachine::new(&self.program, self.dir.join(host))?;
+        let token = token.display().to_string();
+        let node = ["node", "--host", host, "--join", &self.url, "--listen", listen];
+        machine.start(&[&node, &["--token-file", &token][..], more].concat())?;
+        Ok(machine)
+    }
+}
+
+/// Two machines whose hosts have interfaces in the rack's network, while it lives.
+pub struct MachineNetwork {
+    name: String,
+    _desk: Desk,
+    _machines: Vec<RackMachine>,
+    /// The namespaces of the hosts alpha and beta.
+    pub pair: TrafficEnds,
 }
 
 impl MachineNetwork {
@@ -103,34 +153,12 @@ impl MachineNetwork {
             return Ok(None);
         };
         let name = format!("apart{}", std::process::id());
-        let file = dir.join("network.toml");
         let text =
             format!("name = \"{name}\"\n[network]\nmtu = {mtu}\n[hosts.alpha]\n[hosts.beta]\n");
-        std::fs::write(&file, text).map_err(BenchError::io("writing the rack file"))?;
-        let listen = free_address()?;
-        let mut control = Machine::new(&program, dir.join("desk"))?;
-        control.start(&["control", &file.display().to_string(), "--listen", &listen])?;
-        let url = format!("https://{listen}");
+        let desk = Desk::start(&program, dir, &text)?;
         let mut machines = Vec::new();
         for host in ["alpha", "beta"] {
-            let token = dir.join(format!("{host}.token"));
-            let said: serde_json::Value =
-                serde_json::from_str(&control.run(&["token", host, "--json"])?).map_err(failed)?;
-            let secret = said["token"].as_str().unwrap_or_default();
-            std::fs::write(&token, secret).map_err(BenchError::io("writing a token"))?;
-            let (token, listen) = (token.display().to_string(), free_address()?);
-            let mut machine = Machine::new(&program, dir.join(host))?;
-            machine.start(&[
-                "node",
-                "--host",
-                host,
-                "--join",
-                &url,
-                "--listen",
-                &listen,
-                "--token-file",
-                &token,
-            ])?;
+            let machine = desk.join(host, &free_address()?, &[])?;
             machine.run(&["net", "up"])?;
             machines.push(machine);
         }
@@ -140,8 +168,7 @@ impl MachineNetwork {
         let processes = machines.iter().filter_map(|machine| machine.process.as_ref());
         let carriers = processes.map(Child::id).collect();
         let pair = TrafficEnds { spaces: Some(spaces), address: [10, 77, 0, 2].into(), carriers };
-        machines.push(control);
-        Ok(Some(MachineNetwork { name, _machines: machines, pair }))
+        Ok(Some(MachineNetwork { name, _desk: desk, _machines: machines, pair }))
     }
 }
 

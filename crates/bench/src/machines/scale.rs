@@ -6,19 +6,19 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_control::ControlClient;
 use rackbus_control::api::NodeMessages;
-use rackbus_identity::rustls::ClientConfig;
-use rackbus_identity::{CertificateAuthority, Certified, Person, Role, Subject};
+use rackbus_identity::{CertificateAuthority, Person, Role, Subject};
 use rackbus_lease::{Borrower, BorrowerAction, Lender, LenderAction, Message};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::failed;
+use super::parts::{RunningPart, etcd, first_authority, shown};
 use crate::BenchError;
 use crate::rack::BenchRack;
 use crate::report::Report;
@@ -34,8 +34,6 @@ const CLIENTS: usize = 64;
 const LISTS: usize = 200;
 /// How often a host says that it is there, as a node does.
 const HEARTBEAT: Duration = Duration::from_secs(3);
-/// In a second, of what Linux says of processor time.
-const USER_HZ: f64 = 100.0;
 /// How long the hosts may take to register.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -55,46 +53,14 @@ impl StoreKind {
     }
 }
 
-/// A process that ends with this.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Result<Running, BenchError> {
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.spawn().map(Running).map_err(BenchError::io("starting a process"))
-    }
-
-    /// Seconds of processor time so far, and bytes that it has in memory.
-    fn used(&self) -> Result<(f64, u64), BenchError> {
-        let of = |what: &str| {
-            std::fs::read_to_string(format!("/proc/{}/{what}", self.0.id()))
-                .map_err(BenchError::io("reading what a process uses"))
-        };
-        let (stat, status) = (of("stat")?, of("status")?);
-        let fields: Vec<&str> =
-            stat.rsplit(") ").next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |at: usize| fields.get(at).and_then(|it| it.parse::<f64>().ok()).unwrap_or(0.0);
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = resident.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
-        Ok(((ticks(11) + ticks(12)) / USER_HZ, kib.unwrap_or(0) << 10))
-    }
-}
-
 /// The rack: its control plane and what it keeps its state in.
 struct Lab {
     program: PathBuf,
     dir: PathBuf,
     address: String,
     authority: CertificateAuthority,
-    control: Running,
-    store: Option<Running>,
+    control: RunningPart,
+    store: Option<RunningPart>,
 }
 
 fn host_name(nth: usize) -> String {
@@ -117,21 +83,6 @@ fn rack_file() -> String {
     text
 }
 
-fn etcd(dir: &Path) -> Result<Option<(Running, String)>, BenchError> {
-    let known = std::env::var_os("RACKBUS_ETCD").map(PathBuf::from);
-    let cached =
-        std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache/rackbus/etcd/run/etcd"));
-    let Some(program) = known.or(cached).filter(|it| it.is_file()) else { return Ok(None) };
-    let (client, peer) = (super::network::free_address()?, super::network::free_address()?);
-    let mut command = Command::new(program);
-    command.args(["--name", "e1", "--log-level", "error", "--data-dir"]).arg(dir.join("etcd"));
-    let (client, peer) = (format!("http://{client}"), format!("http://{peer}"));
-    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    command.args(["--initial-cluster", &format!("e1={peer}")]).stderr(Stdio::null());
-    Ok(Some((Running::start(&mut command)?, client)))
-}
-
 impl Lab {
     /// `None` where there is no such store, or no `rackbus`.
     fn start(dir: &Path, kind: StoreKind) -> Result<Option<Lab>, BenchError> {
@@ -142,8 +93,7 @@ impl Lab {
         let file = dir.join("rack.toml");
         std::fs::write(&file, rack_file()).map_err(BenchError::io("writing the rack file"))?;
         // Whatever the control plane keeps its state in, its authority is the one that it finds at its first start.
-        let identity = dir.join("state").join("identity");
-        let authority = CertificateAuthority::open(&identity, RACK).map_err(failed)?;
+        let authority = first_authority(&dir.join("state"), RACK)?;
         let address = super::network::free_address()?;
         let mut command = Command::new(&program);
         command.arg("--run-dir").arg(dir.join("run")).arg("control").arg(&file);
@@ -157,21 +107,12 @@ impl Lab {
             command.args(["--store", "etcd", "--etcd", &url]);
             store = Some(running);
         }
-        let control = Running::start(&mut command)?;
+        let control = RunningPart::start(&mut command)?;
         Ok(Some(Lab { program, dir, address, authority, control, store }))
     }
 
-    /// What shows that whoever asks is `subject`: signed by the rack's own authority.
-    fn shown(&self, subject: Subject) -> Result<Arc<ClientConfig>, BenchError> {
-        let certified = Certified::new(subject, Duration::from_secs(3600));
-        let request = rackbus_identity::CertificateRequest::new().map_err(failed)?;
-        let signed = self.authority.sign(&certified, request.text()).map_err(failed)?;
-        let credentials = request.answered(&signed).map_err(failed)?;
-        Ok(credentials.client().clone())
-    }
-
     fn client(&self, subject: Subject) -> Result<ControlClient, BenchError> {
-        let shown = self.shown(subject)?;
+        let shown = shown(&self.authority, subject)?;
         Ok(ControlClient::with_tls(std::slice::from_ref(&self.address), shown))
     }
 
@@ -403,7 +344,7 @@ async fn measure(
     let mut rows: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for _ in 0..5 {
         let (processor, _) = lab.control.used()?;
-        let stored = lab.store.as_ref().map(Running::used).transpose()?;
+        let stored = lab.store.as_ref().map(RunningPart::used).transpose()?;
         let begun = Instant::now();
         let measured = borrow_and_return(&clients, time).await?;
         let wall = begun.elapsed().as_secs_f64();
