@@ -88,10 +88,7 @@ pub enum NotAdmitted {
 impl Lender {
     /// Who may attach to `device` now, or as soon as it is ready.
     pub fn holder(&self, device: &str) -> Option<&ArmedFor> {
-        match &self.devices.get(device)?.state {
-            State::Arming(holder) | State::Armed(holder) => Some(holder),
-            State::Free | State::Revoking(_) => None,
-        }
+        self.devices.get(device)?.holder()
     }
 
     /// Who may attach to `device` now.
