@@ -32,6 +32,8 @@ pub enum BorrowerAction {
         lease: LeaseId,
         /// What ended it, for people.
         reason: String,
+        /// Its user was asked to release it before: what follows is under way.
+        closing: bool,
     },
     /// Stop serving it (unplug it from its user first, if possible); then call
     /// [`Borrower::close_done`].
@@ -110,6 +112,11 @@ impl BorrowedLease {
     /// Its user may have it.
     fn is_served(&self) -> bool {
         matches!(self.state, State::Opening | State::Open(_))
+    }
+
+    /// Its authority is to hear of it from time to time. A strict lease that is being closed is in its user's hands yet.
+    fn is_renewed(&self) -> bool {
+        !self.is_over() || self.state == State::Closing && self.serve_until.is_some()
     }
 
     /// How long after a renewal the next one is sent.
@@ -252,17 +259,18 @@ impl Borrower {
         let incarnation = self.incarnation;
         let mut actions = self.end_unrenewed(now);
         for (lease, entry) in &mut self.leases {
-            if now < entry.renew_at || entry.is_over() {
+            if now < entry.renew_at || !entry.is_renewed() {
                 continue;
             }
             entry.renew_at = now.saturating_add(entry.renew_after());
             let sent = entry.serve_until.map(|_| now);
+            let over = entry.is_over();
             let message = match &entry.lost {
-                Some(reason) => Message::Lost { lease: *lease, reason: reason.clone() },
-                None => Message::Renew { lease: *lease, incarnation, sent },
+                Some(reason) if !over => Message::Lost { lease: *lease, reason: reason.clone() },
+                _ => Message::Renew { lease: *lease, incarnation, sent },
             };
             actions.push(BorrowerAction::Send(message));
-            if let Some(how) = entry.used.clone() {
+            if let Some(how) = entry.used.clone().filter(|_| !over) {
                 actions.push(BorrowerAction::Send(Message::TurnUsed { lease: *lease, how }));
             }
         }
@@ -277,7 +285,7 @@ impl Borrower {
 
     /// When something is to be said next.
     pub fn next_tick(&self) -> Option<Millis> {
-        let live = self.leases.values().filter(|l| !l.is_over());
+        let live = self.leases.values().filter(|l| l.is_renewed());
         live.map(|l| l.renew_at.min(l.serve_until.unwrap_or(l.renew_at))).min()
     }
 
@@ -286,6 +294,12 @@ impl Borrower {
         self.newest = self.newest.max(lease);
         if self.ended.contains_key(&lease) {
             return vec![BorrowerAction::Send(Message::Closed { lease })];
+        }
+        if let Some(BorrowedLease { state: State::Confirming(_), renew_at, .. }) =
+            self.leases.get_mut(&lease)
+        {
+            // The authority waits, so what was said of it may not have been heard.
+            *renew_at = now;
         }
         let known = self.leases.get(&lease);
         if let Some(other) =

@@ -195,7 +195,12 @@ impl Authority {
                     self.say_extend(lease, sent);
                 }
             }
-            Some(LeaseState::Closing { .. }) => {}
+            // Its time to release the function goes on; until that is over, its lender serves it.
+            Some(LeaseState::Closing { .. }) => {
+                if let Some(sent) = sent {
+                    self.say_extend(lease, sent);
+                }
+            }
             Some(LeaseState::Ended { .. }) => self.say_ended(lease),
             None => self.say_unknown(host, lease),
         }
@@ -204,7 +209,7 @@ impl Authority {
     /// The lender has heard of a renewal: now the borrower may count on it.
     pub(super) fn extended(&mut self, lease: LeaseId, sent: Millis) {
         let Some(record) = self.leases.get(&lease) else { return };
-        if matches!(record.state, LeaseState::Opening | LeaseState::Active { .. }) {
+        if !matches!(record.state, LeaseState::Arming | LeaseState::Ended { .. }) {
             let borrower = record.borrower.clone();
             self.send(&borrower, Message::Renewed { lease, sent });
         }

@@ -3,7 +3,8 @@
 //!
 //! A renewal counts from when it was sent, and when it was answered, which is after the lender has heard of it. The
 //! lender counts its whole time to live from then, and this host a quarter less: enough for clocks whose speeds differ
-//! by less than that, and for what closing takes.
+//! by less than that, and for what ending it takes. A lease that is being returned is renewed on, as long as its user takes
+//! to release the function.
 
 use super::{Borrower, BorrowerAction, State};
 use crate::message::{Grant, LeaseId, Message, Millis};
@@ -19,7 +20,7 @@ impl Borrower {
         let Some(entry) = self.leases.get_mut(&lease) else { return Vec::new() };
         let Some(until) = entry.serve_until else { return Vec::new() };
         // Of later than now is nothing that this life of the node sent.
-        if sent > now || entry.is_over() {
+        if sent > now || !entry.is_renewed() {
             return Vec::new();
         }
         let renewed = sent.saturating_add(entry.ttl - entry.ttl / 4);
@@ -40,7 +41,7 @@ impl Borrower {
     pub(super) fn end_unrenewed(&mut self, now: Millis) -> Vec<BorrowerAction> {
         let mut actions = Vec::new();
         let over = self.leases.iter().filter(|(_, entry)| {
-            !entry.is_over() && entry.serve_until.is_some_and(|until| until <= now)
+            entry.is_renewed() && entry.serve_until.is_some_and(|until| until <= now)
         });
         for lease in over.map(|(lease, _)| *lease).collect::<Vec<_>>() {
             let Some(entry) = self.leases.get_mut(&lease) else { continue };
@@ -49,9 +50,14 @@ impl Borrower {
                 entry.ttl
             );
             actions.push(BorrowerAction::Send(Message::Lost { lease, reason: reason.clone() }));
+            // It is not renewed any more.
+            entry.serve_until = None;
             match std::mem::replace(&mut entry.state, State::Closing) {
                 State::Confirming(_) => actions.extend(self.closed(lease)),
-                _ => actions.push(BorrowerAction::Cut { lease, reason }),
+                before => {
+                    let closing = before == State::Closing;
+                    actions.push(BorrowerAction::Cut { lease, reason, closing });
+                }
             }
         }
         actions
@@ -114,6 +120,42 @@ mod tests {
         assert!(!borrower.serves(1), "it came too late");
         let closed = BorrowerAction::Send(Message::Closed { lease: 1 });
         assert_eq!(borrower.close_done(1), [closed]);
+    }
+
+    /// A guest may take longer to release a function than the time to live.
+    #[test]
+    fn a_strict_lease_is_renewed_while_its_user_releases_it_and_cut_off_where_it_is_not() {
+        let mut borrower = strict(0);
+        renews(&mut borrower, 0);
+        borrower.receive(10, Message::Renewed { lease: 1, sent: 0 });
+        borrower.open_done(1, Ok("socket".to_owned()));
+        let ended = Message::Ended { lease: 1, reason: "returned".to_owned(), within: None };
+        let closing = borrower.receive(1000, ended);
+        assert!(matches!(closing[..], [BorrowerAction::Close { .. }]), "{closing:?}");
+        assert!(borrower.next_tick().is_some());
+        assert_eq!(renews(&mut borrower, 2000), Some(2000));
+        borrower.receive(2010, Message::Renewed { lease: 1, sent: 2000 });
+        assert!(renews(&mut borrower, 4999).is_some());
+        let cut = borrower.tick(5000);
+        let [BorrowerAction::Send(Message::Lost { .. }), BorrowerAction::Cut { closing: true, .. }] =
+            cut[..]
+        else {
+            panic!("{cut:?}")
+        };
+        assert_eq!(borrower.tick(9000), [], "once");
+        assert_eq!(borrower.next_tick(), None);
+        let closed = BorrowerAction::Send(Message::Closed { lease: 1 });
+        assert_eq!(borrower.close_done(1), [closed]);
+    }
+
+    #[test]
+    fn a_grant_that_is_said_again_is_confirmed_again() {
+        let mut borrower = strict(0);
+        assert!(renews(&mut borrower, 0).is_some());
+        assert_eq!(renews(&mut borrower, 100), None);
+        let again = Grant { ttl: 4000, strict_ttl: true, ..grant(1) };
+        borrower.receive(200, Message::Granted(again));
+        assert_eq!(renews(&mut borrower, 200), Some(200));
     }
 
     #[test]

@@ -133,9 +133,8 @@ impl World {
             let Some(node) = node.as_ref().filter(|_| self.slow_until[host] <= self.now) else {
                 continue;
             };
-            let late = node.open.iter().find(|(lease, function)| {
-                ended.contains(function) && node.borrower.serves(**lease)
-            });
+            // Also one that is being returned, and that its user has not released yet.
+            let late = node.open.iter().find(|(_, function)| ended.contains(function));
             if let Some((lease, (function, _))) = late {
                 return Err(format!(
                     "{function} is served after its lender has ended lease {lease}"

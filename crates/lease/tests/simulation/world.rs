@@ -281,10 +281,15 @@ impl World {
                     node.open.insert(grant.lease, (grant.function, grant.epoch));
                     node.pending.push(Work::Open(grant.lease));
                 }
+                BorrowerAction::Cut { lease, closing, .. } => {
+                    if let Some((function, epoch)) = node.open.remove(&lease) {
+                        self.detach(node, host, &function, epoch);
+                    }
+                    node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
+                    node.pending.extend((!closing).then_some(Work::Close(lease)));
+                }
                 // A node that waits for its user is one whose work is not done.
-                BorrowerAction::Close { lease, .. }
-                | BorrowerAction::Cut { lease, .. }
-                | BorrowerAction::Yield { lease, .. } => {
+                BorrowerAction::Close { lease, .. } | BorrowerAction::Yield { lease, .. } => {
                     // Whatever was still to be opened is closed instead.
                     node.pending.retain(|w| !matches!(w, Work::Open(l) if *l == lease));
                     node.pending.push(Work::Close(lease));

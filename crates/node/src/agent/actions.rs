@@ -83,7 +83,7 @@ impl Agent {
             match action {
                 BorrowerAction::Send(message) => self.say(message),
                 BorrowerAction::Open(grant) => self.open(grant),
-                BorrowerAction::Cut { lease, reason } => self.cut(lease, reason),
+                BorrowerAction::Cut { lease, reason, closing } => self.cut(lease, reason, closing),
                 BorrowerAction::Close { lease, reason, within } => {
                     let limit = self.release_limit(lease, within, 0);
                     self.release(lease, limit, move || {
@@ -175,10 +175,14 @@ impl Agent {
     }
 
     /// Stops serving a lease at once, whatever is done with it meanwhile. Its user finds an absent device, and has the usual
-    /// time to release that.
-    fn cut(&mut self, lease: LeaseId, reason: String) {
+    /// time to release that, or what is left of the time that it was given before.
+    fn cut(&mut self, lease: LeaseId, reason: String, closing: bool) {
         let borrower = self.borrower.clone();
         tokio::task::spawn_blocking(move || borrower.cut(lease));
+        if closing {
+            let _about = lease_span(lease).entered();
+            return tracing::warn!(reason, "the function is not served any more");
+        }
         let limit = self.release_limit(lease, None, 0);
         self.release(lease, limit, move || {
             tracing::warn!(reason, "the function is not served any more");
