@@ -1,4 +1,5 @@
-//! Stock guests on two machines, with functions of a third one: its network card, and its memory.
+//! Stock guests on two machines: with functions of a third one, its network card and its memory, and with memory that
+//! their programs share.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use rackbus_e2e::machines::MachineTestbed;
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure};
 
 use crate::nics::{FIRST, SECOND, connect, plug, unplug};
+use crate::segments::{self, ExchangeSide, between};
 
 /// The rack file of these machines.
 const RACK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines.toml");
@@ -25,7 +27,8 @@ const MEMORY: &str = "
 const WORDS: u32 = 64;
 const APART: u32 = 16376;
 
-/// Guests that borrow from a third machine reach each other and pass words on, also while its cable is pulled for a moment.
+/// Guests that borrow from a third machine reach each other and pass words on, also while its cable is pulled for a moment; and
+/// what one's programs store, the other's find.
 pub fn functions(_dir: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         println!("           left out: machines in namespaces take root");
@@ -33,9 +36,9 @@ pub fn functions(_dir: &Path) -> Result<()> {
     }
     let testbed = MachineTestbed::start(Path::new(RACK))?;
     let (beta, gamma) = (testbed.on("beta")?, testbed.on("gamma")?);
-    // Both boot at the same time.
-    let mut old = Guest::start(&beta, "old", "beta", "bookworm", &[])?;
-    let mut new = Guest::start(&gamma, "new", "gamma", "trixie", &[])?;
+    // Both boot at the same time. Each is the host of its machine, so its VM is named as that.
+    let mut old = Guest::start_with(&beta, "beta", "beta", "bookworm", &[], &["--fabric=beta"])?;
+    let mut new = Guest::start_with(&gamma, "gamma", "gamma", "trixie", &[], &["--fabric=gamma"])?;
     old.booted()?;
     new.booted()?;
 
@@ -52,6 +55,7 @@ pub fn functions(_dir: &Path) -> Result<()> {
     unplug(&gamma, &mut new, "alpha/nic0.vf2")?;
 
     memory(&beta, &mut old, &gamma, &mut new)?;
+    shared(&beta, &mut old, &gamma, &mut new)?;
     old.stop(&beta)?;
     new.stop(&gamma)?;
     let left = beta.json(&["leases"])?;
@@ -89,7 +93,7 @@ fn memory(
 ) -> Result<()> {
     let places = format!("$(seq 0 {APART} {})", APART * (WORDS - 1));
     old.release();
-    beta.json(&["vm", "add", "old", "alpha/ram0"])?;
+    beta.json(&["vm", "add", old.name(), "alpha/ram0"])?;
     let first = old.run(&format!(
         "{MEMORY} for place in {places}; do word $place $((place * 7919 + 1)); done
          for place in {places}; do word $place; done"
@@ -103,12 +107,37 @@ fn memory(
         ensure!(value == expected(nth), "word {nth} is {value:#x}, not {:#x}", expected(nth));
     }
     old.release();
-    beta.json(&["vm", "remove", "old", "alpha/ram0"])?;
+    beta.json(&["vm", "remove", old.name(), "alpha/ram0"])?;
     new.release();
-    gamma.json(&["vm", "add", "new", "alpha/ram0"])?;
+    gamma.json(&["vm", "add", new.name(), "alpha/ram0"])?;
     let second = new.run(&format!("{MEMORY} for place in {places}; do word $place; done"))?;
     new.release();
-    gamma.json(&["vm", "remove", "new", "alpha/ram0"])?;
+    gamma.json(&["vm", "remove", new.name(), "alpha/ram0"])?;
     ensure!(first == second, "stored {first}, found {second}");
+    Ok(())
+}
+
+/// The library's conformance tests of two programs, and its tools, each between programs of both guests.
+fn shared(
+    beta: &RackProcesses,
+    old: &mut Guest,
+    gamma: &RackProcesses,
+    new: &mut Guest,
+) -> Result<()> {
+    for (rack, guest) in [(beta, &mut *old), (gamma, &mut *new)] {
+        let folder = segments::installed(rack)?.display().to_string();
+        guest.release();
+        rack.json(&["guest", "install", guest.name(), "--from", &folder])?;
+    }
+    segments::conformance_between_machines(beta, old, new)?;
+    for (tool, more) in [
+        ("scipp", "-loops 50 -size 64"),
+        ("scibench2", "-loops 10 -size 64"),
+        ("intr_bench", "-loops 20"),
+        ("intr_bench", "-loops 20 -data 64"),
+        ("dma_bench", "-loops 3"),
+    ] {
+        between(ExchangeSide::Guest(old), ExchangeSide::Guest(new), tool, more, "")?;
+    }
     Ok(())
 }

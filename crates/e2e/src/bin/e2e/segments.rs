@@ -208,6 +208,28 @@ pub fn conformance_of_two(
     Ok(())
 }
 
+/// The conformance tests of two programs, in guests of two machines, each of which is the host of its name.
+pub fn conformance_between_machines(
+    rack: &RackProcesses,
+    first: &mut Guest,
+    second: &mut Guest,
+) -> Result<()> {
+    let (first_id, second_id) = (node_id(rack, first.name())?, node_id(rack, second.name())?);
+    for (test, role) in TOGETHER {
+        let other = if role == "owner" { "peer" } else { "owner" };
+        let begin = |guest: &mut Guest, role: &str, id: u64| {
+            let script = format!("SCENARIO_MACHINES=1 {TESTS}/{test} {role} {id}");
+            let running = guest.begin(&script, LIMIT)?;
+            Ok::<_, CheckFailure>(Running::Guest(format!("{}, {test}", guest.name()), running))
+        };
+        let one = begin(first, role, second_id)?;
+        let two = begin(second, other, first_id)?;
+        one.end()?;
+        two.end()?;
+    }
+    Ok(())
+}
+
 /// The guests, with library, tools and programs from `folder`.
 fn started(rack: &RackProcesses, folder: &str) -> Result<Vec<Guest>> {
     let mut guests = Vec::new();
