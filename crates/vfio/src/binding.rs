@@ -2,7 +2,7 @@
 //!
 //! What is to be given back is noted in a file before anything is changed, so that it can be done after a crash
 //! too: by who takes the function next, or by the command. The notes are in a folder that is empty after the
-//! machine was started anew (`/run`), as are the kernel's bindings. Who changes any of it has the folder locked.
+//! machine was started anew (`/run`), as are the kernel's bindings. Who changes any of it has a lock.
 
 mod lock;
 
@@ -111,8 +111,21 @@ impl Bindings {
         taker: &str,
         force: bool,
     ) -> Result<TakenFunction, VfioError> {
+        if self.is_left_as_it_is(address, taker)? {
+            return self.take_alone(address, taker, force);
+        }
         let _alone = NotesLock::take(&self.notes)?;
         self.take_alone(address, taker, force)
+    }
+
+    /// Whether taking a function changes nothing, so that nobody has to be waited for: somebody else bound it, who noted
+    /// nothing, or this process has taken it. A node that is restarted in place takes what is in use.
+    fn is_left_as_it_is(&self, address: PciAddress, taker: &str) -> Result<bool, VfioError> {
+        let driver = self.sysfs.facts(address)?.driver;
+        let process = TakerProcess::this();
+        let is_own = |note: &Binding| note.taker == taker && note.process == process;
+        let noted = self.note(address)?;
+        Ok(driver.as_deref().is_some_and(is_vfio) && noted.as_ref().is_none_or(is_own))
     }
 
     /// As [`take`](Bindings::take), by who has the notes for itself.

@@ -79,11 +79,11 @@ pub enum VfioError {
     /// Another process takes functions or gives them back, for long.
     #[error(
         "another process is taking functions of this machine, or giving them back, and does not end; `fuser {}` names it",
-        notes.display()
+        lock.display()
     )]
     Locked {
-        /// The folder of the notes, which it has locked.
-        notes: PathBuf,
+        /// The file that it has locked.
+        lock: PathBuf,
     },
     /// The function is what this machine runs on.
     #[error("{address} is in use: {what}; {hint}")]

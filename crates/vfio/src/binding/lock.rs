@@ -1,7 +1,8 @@
 //! One at a time takes functions or gives them back, on the whole machine: a node that starts and the command, or two nodes.
 //! What is noted of a function says then how it was before, and not how another one was just leaving it.
 
-use std::fs::{self, File};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -18,27 +19,29 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// Nobody else takes a function, or gives one back, while this is there.
 #[derive(Debug)]
 pub(super) struct NotesLock {
-    /// The folder of the notes, which is locked: no file is left behind there.
-    _folder: File,
+    _file: File,
 }
 
 impl NotesLock {
-    /// Waits until nobody else changes what the notes in `folder` are about.
+    /// Waits until nobody else changes what the notes in `folder` are about. The lock is a file beside it, which its
+    /// owner alone can open: whoever could open it could keep all others waiting.
     ///
     /// # Errors
-    /// When somebody does for longer than ten seconds, or the folder cannot be made or locked.
+    /// When somebody does for longer than ten seconds, or the file cannot be made or locked.
     pub(super) fn take(folder: &Path) -> Result<NotesLock, VfioError> {
-        fs::create_dir_all(folder).map_err(file(folder))?;
-        let opened = File::open(folder).map_err(file(folder))?;
+        let path = folder.with_extension("lock");
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let opened = options.open(&path).map_err(file(&path))?;
         let begun = Instant::now();
         loop {
             match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(NotesLock { _folder: opened }),
+                Ok(()) => return Ok(NotesLock { _file: opened }),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
                 Err(Errno::WOULDBLOCK) => {
-                    return Err(VfioError::Locked { notes: folder.to_owned() });
+                    return Err(VfioError::Locked { lock: path });
                 }
-                Err(cause) => return Err(file(folder)(cause.into())),
+                Err(cause) => return Err(file(path)(cause.into())),
             }
         }
     }

@@ -75,7 +75,13 @@ fn who_comes_while_another_takes_a_function_finds_it_taken() {
     let facts = tree.sysfs().facts(address).unwrap();
     let first = NotesLock::take(&bindings.notes).unwrap();
     std::thread::scope(|scope| {
-        let second = scope.spawn(|| bindings.take(address, "beta", false));
+        let (begins, begun) = std::sync::mpsc::channel();
+        let of_second = bindings.clone();
+        let second = scope.spawn(move || {
+            begins.send(()).unwrap();
+            of_second.take(address, "beta", false)
+        });
+        begun.recv().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!second.is_finished() && bindings.taken().unwrap().is_empty());
         let taken = Binding {
