@@ -20,8 +20,12 @@ pub fn window_of(address: PciAddress) -> Result<Option<MemoryWindow>, MetalError
         other => other?,
     };
     for handle in module.handles()? {
-        // One that was returned meanwhile is not the one.
-        let Ok(status) = module.status(handle) else { continue };
+        let status = match module.status(handle) {
+            Ok(status) => status,
+            // It was returned meanwhile, and is in the list no more. Any other may be the one.
+            Err(_) if !module.handles()?.contains(&handle) => continue,
+            Err(error) => return Err(error),
+        };
         if status.domain == address.domain {
             return Ok(Some(MemoryWindow { base: status.dma_base, size: status.dma_size }));
         }

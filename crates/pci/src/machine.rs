@@ -85,7 +85,8 @@ pub enum MachineError {
     Memory(#[from] RegionError),
     /// A window of the lender's does not lead to all of the memory.
     #[error(
-        "memory at {address:#x} is not in the window by which its lender's host reaches {size:#x} bytes of this one;          have the NTB's window 2 cover all memory"
+        "memory at {address:#x} is not in the window by which its lender's host reaches {size:#x} bytes of this one; \
+         have the NTB's window 2 cover all memory"
     )]
     OutsideWindow {
         /// Physical address of memory that is not in it.
