@@ -132,6 +132,11 @@ pub trait Lendable: Debug + Send + Sync {
         true
     }
 
+    /// Whether it is of the kind of which a function of class `class` was saved: the rack file may name another one since.
+    fn continues(&self, class: &str) -> bool {
+        ![crate::vfio::CLASS, rackbus_devices::upstream::CLASS].contains(&class)
+    }
+
     /// Goes on here after all with what was saved.
     fn take_back(&self, _saved: SavedSession) {}
 

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::DeviceReport;
-use rackbus_devices::upstream::UpstreamServer;
+use rackbus_devices::upstream::{CLASS, UpstreamServer};
 use rackbus_fabric::Lending;
 use rackbus_memory::Stream;
 use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice, SharedBars};
@@ -153,12 +153,12 @@ impl Upstream {
                 Err(error) => error,
             };
             let socket = self.server.socket.display();
-            let mut process = locked(&self.process);
-            match process.as_mut() {
+            let process = locked(&self.process);
+            match process.as_ref() {
                 Some(process) => {
-                    if let Some(status) = process.status()? {
+                    if let Some(how) = process.ended()? {
                         let said =
-                            format!("its server ended ({status}) before it listened at {socket}");
+                            format!("its server ended ({how}) before it listened at {socket}");
                         return Err(io::Error::other(said));
                     }
                 }
@@ -344,6 +344,10 @@ impl Lendable for Upstream {
         }
     }
 
+    fn continues(&self, class: &str) -> bool {
+        class == CLASS
+    }
+
     fn take_back(&self, saved: SavedSession) {
         if let Err(error) = saved.reclaim() {
             tracing::error!(device = self.name, %error, "a saved function cannot be taken back");
@@ -351,7 +355,8 @@ impl Lendable for Upstream {
     }
 
     fn resume(&self, saved: SavedSession, user: Option<User>) -> io::Result<Option<Resumed>> {
-        let process = saved::process_of(&saved)?;
+        let unsettle = || *locked(&self.unsettled) = self.server.command.is_none();
+        let process = saved::process_of(&saved).inspect_err(|_| unsettle())?;
         let is_run = process.is_some();
         *locked(&self.process) = process;
         let resumed = match user {
@@ -366,7 +371,7 @@ impl Lendable for Upstream {
             // What it was passed it releases with its end, or says that it has to its next user.
             let process = locked(&self.process).take();
             process.into_iter().for_each(ServerProcess::end);
-            *locked(&self.unsettled) = !is_run;
+            unsettle();
         })
     }
 }

@@ -28,8 +28,8 @@ use crate::{upstream, vfio};
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
 /// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
-/// levels of functions that begin anew, and which leases were used.
-pub const VERSION: u32 = 6;
+/// levels of functions that begin anew, and which leases were used, since version 7 until when strict leases are served.
+pub const VERSION: u32 = 7;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

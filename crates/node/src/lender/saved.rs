@@ -275,6 +275,12 @@ impl LentFunctions {
     ) -> std::io::Result<Option<ResumedSession>> {
         let LentState { function, conversation, session, level: _ } = state;
         let saved = function.take(descriptors)?;
+        if !lent.lendable.continues(saved.state.function.class()) {
+            abandon(&saved);
+            return Err(std::io::Error::other(
+                "the rack file has another kind of device there now",
+            ));
+        }
         let user = self.resumed_user(lent, (conversation, session), descriptors, link);
         let (user, session) = user.inspect_err(|_| abandon(&saved))?;
         let stream = user.as_ref().map(|user| user.stream.clone());

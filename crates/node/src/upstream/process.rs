@@ -4,8 +4,7 @@
 //! before as its children still.
 
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::Child;
 use std::time::Instant;
 
 use rustix::process::{
@@ -14,13 +13,10 @@ use rustix::process::{
 
 use super::{AGAIN, GRACE};
 
-/// A program that runs in a process group of its own.
+/// A program that runs in a process group of its own. Until it is [ended](ServerProcess::end) nobody waits for it, so that its
+/// number, and its group's, is nobody else's.
 #[derive(Debug)]
-pub(super) struct ServerProcess {
-    pid: Pid,
-    /// How it ended, once that is known: its number may be another one's from then on.
-    ended: Option<ExitStatus>,
-}
+pub(super) struct ServerProcess(Pid);
 
 impl ServerProcess {
     /// A program that was just run.
@@ -37,52 +33,51 @@ impl ServerProcess {
     /// It is no child of this process.
     pub fn inherited(number: u32) -> io::Result<ServerProcess> {
         let process = ServerProcess::numbered(number)?;
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(process.pid), look)?;
+        process.ended()?;
         Ok(process)
     }
 
     fn numbered(number: u32) -> io::Result<ServerProcess> {
         let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other(format!("{number} is no process")))?;
-        Ok(ServerProcess { pid, ended: None })
+        Ok(ServerProcess(pid))
     }
 
     /// The number by which another program of this process [has it](ServerProcess::inherited).
     pub fn number(&self) -> u32 {
-        self.pid.as_raw_pid().unsigned_abs()
+        self.0.as_raw_pid().unsigned_abs()
     }
 
-    /// How it ended; `None` while it runs.
+    /// How it ended, for people; `None` while it runs.
     ///
     /// # Errors
     /// The system's.
-    pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
-        if self.ended.is_none() {
-            let ended = waitpid(Some(self.pid), WaitOptions::NOHANG)?;
-            self.ended = ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
-        }
-        Ok(self.ended)
+    pub fn ended(&self) -> io::Result<Option<String>> {
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(self.0), look)?;
+        Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
+            (Some(status), _) => format!("exit status {status}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "how is not known".to_owned(),
+        }))
     }
 
     /// Kills it and what it started, without waiting.
     pub fn kill(&self) {
         // A group that is gone is no failure.
-        let _ = kill_process_group(self.pid, Signal::KILL);
+        let _ = kill_process_group(self.0, Signal::KILL);
     }
 
     /// Ends it and what it started, and waits until it is gone.
-    pub fn end(mut self) {
-        let _ = kill_process_group(self.pid, Signal::TERM);
+    pub fn end(self) {
+        let _ = kill_process_group(self.0, Signal::TERM);
         let asked = Instant::now();
-        while matches!(self.status(), Ok(None)) && asked.elapsed() < GRACE {
+        while matches!(self.ended(), Ok(None)) && asked.elapsed() < GRACE {
             std::thread::sleep(AGAIN);
         }
         // Whatever the program left behind, and the program itself if it is still there.
         self.kill();
-        if self.ended.is_none() {
-            let _ = waitpid(Some(self.pid), WaitOptions::empty());
-        }
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
     }
 }
 
@@ -98,8 +93,8 @@ mod tests {
         let child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
         let number = ServerProcess::of(&child).unwrap().number();
         drop(child);
-        let mut process = ServerProcess::inherited(number).unwrap();
-        assert_eq!(process.status().unwrap(), None);
+        let process = ServerProcess::inherited(number).unwrap();
+        assert_eq!(process.ended().unwrap(), None);
         process.kill();
         let again = ServerProcess::inherited(number).unwrap();
         again.end();

@@ -326,6 +326,10 @@ impl Lendable for Physical {
         saved.map(Some).map_err(NotSaved::Refused)
     }
 
+    fn continues(&self, class: &str) -> bool {
+        class == CLASS
+    }
+
     fn take_back(&self, saved: SavedSession) {
         if let Err(error) = saved.reclaim() {
             tracing::error!(device = self.name, %error, "a saved function cannot be taken back");
