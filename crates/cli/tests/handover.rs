@@ -335,7 +335,6 @@ fn functions_go_on_reaching_each_other() {
     assert!(drive.read_to(0, 4096, AT).is_err(), "a function that is returned is reached");
 }
 
-/// What its server has of the user's cannot be passed on. Without a user nothing is in the way, and the next one may come.
 /// The variable that makes this program a vfio-user server: the socket that it listens at.
 const SERVE: &str = "RACKBUS_TEST_SERVE";
 

@@ -19,10 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`Errno::WOULDBLOCK`] when another process keeps it, and the system's.
 pub fn lock_file(file: impl AsFd) -> Result<(), Errno> {
+    lock_within(file, PATIENCE)
+}
+
+fn lock_within(file: impl AsFd, patience: Duration) -> Result<(), Errno> {
     let start = Instant::now();
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() < PATIENCE => {
+            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => {
                 std::thread::sleep(PATIENCE / 1000);
             }
             result => return result,
@@ -44,11 +48,11 @@ mod tests {
         let inherited = former.try_clone().unwrap();
         drop(former);
         std::thread::scope(|scope| {
-            let taken = scope.spawn(|| lock_file(&next));
+            let taken = scope.spawn(|| lock_within(&next, 60 * PATIENCE));
             std::thread::sleep(PATIENCE / 20);
             drop(inherited);
             assert_eq!(taken.join().unwrap(), Ok(()));
         });
-        assert_eq!(lock_file(&third), Err(Errno::WOULDBLOCK));
+        assert_eq!(lock_within(&third, PATIENCE / 20), Err(Errno::WOULDBLOCK));
     }
 }

@@ -99,6 +99,18 @@ fn a_fork_ends_while_a_node_does_not_answer() {
     assert!(status.success(), "{status}");
 }
 
+/// Processes that are killed when the test ends, however it does.
+struct Killed(Vec<libc::pid_t>);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        for process in &self.0 {
+            // SAFETY: nobody has waited for it, or it was this process' own: at worst there is none of that number.
+            unsafe { libc::kill(*process, libc::SIGKILL) };
+        }
+    }
+}
+
 /// A process makes a segment and forks. It says so with the number of its child, and both stay until they are killed.
 fn forks_with_a_segment() -> ! {
     assert_eq!(initialize(), SCI_ERR_OK);
@@ -133,23 +145,19 @@ fn what_a_killed_process_had_ends_although_a_fork_of_it_lives() {
     command.env(ROLE, "1").env("RACKBUS_RUN_DIR", &place.run_dir).env("RACKBUS_HOST", &place.host);
     let mut process = command.spawn().unwrap();
     let mut says = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut killed = Killed(vec![process.id().cast_signed()]);
     let child = says.find_map(|line| line.split_once("child ")?.1.parse::<i32>().ok()).unwrap();
+    killed.0.push(child);
     let session = Session::open(&place).unwrap();
     let has = || session.segments().unwrap().iter().any(|it| it.id == 7);
     assert!(has(), "it has a segment");
+    killed.0.remove(0);
     process.kill().unwrap();
     process.wait().unwrap();
     let begun = Instant::now();
-    let ended = loop {
-        if !has() {
-            break true;
-        }
-        if begun.elapsed() > Duration::from_secs(30) {
-            break false;
-        }
+    while has() {
+        let late = begun.elapsed() > Duration::from_secs(30);
+        assert!(!late, "the segment is there as long as the fork");
         std::thread::sleep(Duration::from_millis(5));
-    };
-    // SAFETY: nobody has waited for the child, whose parent has ended: its number is its own.
-    unsafe { libc::kill(child, libc::SIGKILL) };
-    assert!(ended, "the segment is there as long as the fork");
+    }
 }

@@ -214,9 +214,11 @@ fn run(dir: &Path, wanted: &[String]) -> Result<Outcome> {
         let result = scenario(with).and_then(|()| nothing_left(with));
         let result = result.map_err(|e| CheckFailure(format!("{e}\n{}", with.rack.tail())));
         if !outcome.note(name, begun, result) {
-            // It may have left anything behind.
+            // It may have left anything behind, and its logs are looked for.
             world = None;
-            empty(dir)?;
+            let kept = dir.with_extension(format!("failed-{}", outcome.failed.len()));
+            empty(&kept)?;
+            std::fs::rename(dir, kept)?;
         }
     }
     Ok(outcome)
