@@ -12,6 +12,7 @@ mod parts;
 mod reconnect;
 mod scale;
 mod servers;
+mod stores;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock, mpsc};
@@ -164,11 +165,47 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     servers::against(&mut borrowed, settings, report)?;
     drop(borrowed);
     between_hosts(&authority, settings, report)?;
+    stores(&authority, settings, report)?;
     after_failures(&authority, settings, report)?;
     for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {
         if format!("{SCALE} {}", kind.name()).contains(&settings.only) {
             scale::run(&settings.dir, kind, settings.time, report)?;
         }
+    }
+    Ok(())
+}
+
+/// Stores to memory of another machine, as they are named, and for how long nothing was stored before each: what is looked
+/// for all the time is found sooner than what comes after a rest.
+const STORES: [(&str, Duration); 2] = [
+    ("a store is seen by another machine", Duration::ZERO),
+    ("a store is seen by another machine, after 30 ms", Duration::from_millis(30)),
+];
+
+/// How long a store to memory of another machine takes until a program sees it there, against as many bytes that are sent.
+fn stores(
+    authority: &CertificateAuthority,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let wanted: Vec<_> =
+        STORES.into_iter().filter(|(case, _)| case.contains(&settings.only)).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let Some(mut memory) = stores::FarMemory::start(&settings.dir)? else {
+        report.left_out(STORES[0].0, "there is no rackbus");
+        return Ok(());
+    };
+    let (time, runs, load) = (settings.time, settings.runs, ClientLoad::new(8, 1, false, false));
+    for (case, pause) in wanted {
+        let peer_name = "the bytes over TLS, one way";
+        report.compare(
+            Case { area: "machines", case, peer_name, unit: "us", runs },
+            || memory.one_way(pause, time),
+            || Ok(1e6 / bare::run(authority, &load, true, time)? / 2.0),
+            |ours, peer| ours / peer,
+        )?;
     }
     Ok(())
 }

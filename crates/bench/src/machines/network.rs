@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rackbus_attach::Location;
 use rackbus_netdev::namespace;
 
 use crate::BenchError;
@@ -42,6 +43,11 @@ impl RackMachine {
             .env_remove("RACKBUS_CONTEXT")
             .stdin(Stdio::null());
         command
+    }
+
+    /// Where programs of this machine find the node of `host`.
+    pub(super) fn location(&self, host: &str) -> Location {
+        Location { run_dir: self.folder.join("run"), host: host.to_owned() }
     }
 
     fn start(&mut self, arguments: &[&str]) -> Result<(), BenchError> {
