@@ -47,7 +47,7 @@ pub(super) fn client(
     Ok(StreamOwned::new(tls, socket))
 }
 
-/// The other end.
+/// The end that answers what the first one asks.
 pub(super) fn server(
     credentials: &Credentials,
     mut socket: TcpStream,

@@ -20,7 +20,7 @@ use super::parts::{RunningPart, etcd, first_authority, shown};
 use crate::BenchError;
 use crate::rack::BenchRack;
 
-/// The rack's name.
+/// The name of the rack, and of its folder.
 const RACK: &str = "failover";
 /// Seconds that whoever leads keeps the leadership without renewing it, as `--leader-ttl` has them.
 const TTL: u64 = 3;
@@ -117,7 +117,7 @@ impl Failover {
         })
     }
 
-    /// Which one leads.
+    /// The number of the control plane that leads now.
     fn leader(&self) -> Result<usize, BenchError> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
