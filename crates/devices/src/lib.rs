@@ -5,7 +5,7 @@
 //!
 //! * [`class`]: what a class of devices is, and which there are.
 //! * [`place`]: where a device's data is. [`lost`]: whether a front's medium is. `either`: waiting for
-//!   one of two descriptors. `lock`: files that one process alone may use.
+//!   one of two descriptors.
 //! * [`nvme`]: NVMe drives. [`memory`]: memory in a BAR. [`accel`]: accelerators that tenants share.
 //! * [`nic`]: network cards. [`virtio`]: what every virtio function has.
 //! * [`upstream`]: what other programs serve. [`vfio`]: functions of the machine itself.
@@ -15,7 +15,6 @@ pub mod accel;
 pub mod class;
 mod either;
 mod front_exchange;
-mod lock;
 pub mod lost;
 pub mod memory;
 pub mod nic;

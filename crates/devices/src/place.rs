@@ -2,8 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rackbus_net::PortSource;
+
+/// How long another process may hold the file of a device before it counts as in use.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A place for data.
 #[derive(Debug, Clone, PartialEq, Eq)]

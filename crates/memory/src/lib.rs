@@ -23,7 +23,7 @@
 //! * [`spin`]: how long to poll before sleeping. [`ticks`]: whether a thread stalled.
 //! * [`stream`], [`packets`]: connections that pass handles.
 //! * [`threads`]: threads that leave a program's signals to the program.
-//! * [`socket`]: sockets that others find by a path.
+//! * [`socket`]: sockets that others find by a path. [`file_lock`]: files that one process alone may use.
 //! * [`descriptors`]: room for the descriptors that handles are.
 //! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
@@ -33,6 +33,7 @@ pub mod descriptors;
 pub mod doorbell;
 pub mod event;
 pub mod exchange;
+pub mod file_lock;
 pub mod frames;
 pub mod gate;
 pub mod guard;

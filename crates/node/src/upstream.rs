@@ -30,8 +30,8 @@ use rackbus_control::api::DeviceReport;
 use rackbus_devices::upstream::{CLASS, UpstreamServer};
 use rackbus_fabric::Lending;
 use rackbus_memory::Stream;
+use rackbus_memory::file_lock::lock_file;
 use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice, SharedBars};
-use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -121,21 +121,17 @@ impl Upstream {
             io::Error::new(error.kind(), format!("cannot lock {}: {error}", path.display()))
         };
         let file = file.map_err(told)?;
-        let begun = Instant::now();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
-                Err(Errno::WOULDBLOCK) if begun.elapsed() < GRACE => std::thread::sleep(AGAIN),
-                Err(Errno::WOULDBLOCK) => {
-                    let said = format!(
-                        "a server that was run for an earlier user is still there; end it (`fuser {}` \
-                         names it)",
-                        path.display()
-                    );
-                    return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
-                }
-                Err(error) => return Err(told(error.into())),
+        match lock_file(&file, GRACE) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => {
+                let said = format!(
+                    "a server that was run for an earlier user is still there; end it (`fuser {}` \
+                     names it)",
+                    path.display()
+                );
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, said))
             }
+            Err(error) => Err(told(error.into())),
         }
     }
 

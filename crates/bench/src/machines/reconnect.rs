@@ -163,7 +163,7 @@ pub(super) struct FarServer<'a> {
 }
 
 impl<'a> FarServer<'a> {
-    /// Starts it.
+    /// Starts the server, behind a relay of its own.
     ///
     /// # Errors
     /// When it cannot listen.

@@ -21,11 +21,12 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rackbus_memory::file_lock::lock_file;
 use rackbus_memory::{HandleError, Handles, SharedMemory, sparse};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::lock::lock_file;
+use crate::place::LOCK_PATIENCE;
 
 /// What becomes of a span's content when it is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -456,7 +457,7 @@ fn lock(path: &Path) -> Result<File, SpanError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     let file = options.open(&lock).map_err(&failed)?;
-    match lock_file(&file) {
+    match lock_file(&file, LOCK_PATIENCE) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(SpanError::InUse { path: path.to_owned() }),
         Err(cause) => Err(failed(cause.into())),

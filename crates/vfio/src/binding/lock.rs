@@ -4,17 +4,15 @@
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rackbus_memory::file_lock::lock_file;
 use rustix::io::Errno;
 
 use crate::error::{VfioError, file};
 
 /// How long somebody else may take: the kernel waits for drivers that release functions.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks whether it is free.
-const AGAIN: Duration = Duration::from_millis(5);
 
 /// Nobody else takes a function, or gives one back, while this is there.
 #[derive(Debug)]
@@ -33,16 +31,10 @@ impl NotesLock {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = options.open(&path).map_err(file(&path))?;
-        let begun = Instant::now();
-        loop {
-            match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(NotesLock { _file: opened }),
-                Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
-                Err(Errno::WOULDBLOCK) => {
-                    return Err(VfioError::Locked { lock: path });
-                }
-                Err(cause) => return Err(file(path)(cause.into())),
-            }
+        match lock_file(&opened, PATIENCE) {
+            Ok(()) => Ok(NotesLock { _file: opened }),
+            Err(Errno::WOULDBLOCK) => Err(VfioError::Locked { lock: path }),
+            Err(cause) => Err(file(path)(cause.into())),
         }
     }
 }

@@ -8,11 +8,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rackbus_memory::file_lock::lock_file;
 use rustix::io::Errno;
 
 use super::super::config::NvmeError;
 use super::shared::LockedFile;
-use crate::lock::lock_file;
+use crate::place::LOCK_PATIENCE;
 
 /// File systems without a medium, where no read waits for one: tmpfs and hugetlbfs. They do not
 /// know `RWF_NOWAIT`.
@@ -58,7 +59,7 @@ pub fn take(path: &Path, size: u64, block_size: u32) -> Result<(File, u64), Nvme
         .truncate(false)
         .open(path)
         .map_err(fail(path, "cannot open"))?;
-    match lock_file(&file) {
+    match lock_file(&file, LOCK_PATIENCE) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             return Err(NvmeError::InUse { path: path.to_owned() });

@@ -11,24 +11,19 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// How long another process may hold the file before it counts as in use.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks whether the file is free.
+const AGAIN: Duration = Duration::from_millis(1);
 
-/// Takes the file for this process alone, which may last a second where another one has it.
+/// Takes the file for this process alone, until its last descriptor is closed. Where another one has it, that may last as long
+/// as `patience`.
 ///
 /// # Errors
-/// [`Errno::WOULDBLOCK`] when another process keeps it, and the system's.
-pub fn lock_file(file: impl AsFd) -> Result<(), Errno> {
-    lock_within(file, PATIENCE)
-}
-
-fn lock_within(file: impl AsFd, patience: Duration) -> Result<(), Errno> {
+/// [`Errno::WOULDBLOCK`] when another process keeps it for longer, and the system's.
+pub fn lock_file(file: impl AsFd, patience: Duration) -> Result<(), Errno> {
     let start = Instant::now();
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => {
-                std::thread::sleep(PATIENCE / 1000);
-            }
+            Err(Errno::WOULDBLOCK) if start.elapsed() < patience => std::thread::sleep(AGAIN),
             result => return result,
         }
     }
@@ -43,16 +38,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = || std::fs::File::create(folder.path().join("lock")).unwrap();
         let (former, next, third) = (open(), open(), open());
-        lock_file(&former).unwrap();
+        lock_file(&former, Duration::ZERO).unwrap();
         // As a child process has it between its fork and its program.
         let inherited = former.try_clone().unwrap();
         drop(former);
         std::thread::scope(|scope| {
-            let taken = scope.spawn(|| lock_within(&next, 60 * PATIENCE));
-            std::thread::sleep(PATIENCE / 20);
+            let taken = scope.spawn(|| lock_file(&next, Duration::from_secs(60)));
+            std::thread::sleep(Duration::from_millis(50));
             drop(inherited);
             assert_eq!(taken.join().unwrap(), Ok(()));
         });
-        assert_eq!(lock_within(&third, PATIENCE / 20), Err(Errno::WOULDBLOCK));
+        assert_eq!(lock_file(&third, Duration::from_millis(50)), Err(Errno::WOULDBLOCK));
     }
 }
