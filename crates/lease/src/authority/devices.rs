@@ -159,11 +159,10 @@ impl Authority {
         newest_lease: Option<LeaseId>,
     ) {
         let gone = |record: &&FunctionRecord| {
-            let FunctionId { host: lender, device } = &record.function;
             let offered = record.state == Availability::Offered;
-            offered && lender == host && !devices.contains_key(device)
+            offered && !devices.contains_key(&record.function.device)
         };
-        let gone: Vec<_> = self.functions.values().filter(gone).cloned().collect();
+        let gone: Vec<_> = self.functions.of_host(host).filter(gone).cloned().collect();
         for record in gone {
             self.put_function(FunctionRecord { state: Availability::Withdrawn, ..record });
         }

@@ -13,6 +13,7 @@ mod records;
 mod restore;
 mod shares;
 mod steps;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod undo;
@@ -24,6 +25,7 @@ pub use records::{
     Record, ReturnRefused,
 };
 
+use tables::{FunctionTable, LeaseTable};
 use undo::{Undo, put};
 
 use crate::change::LevelChange;
@@ -80,6 +82,14 @@ pub struct Decision {
     pub messages: Vec<(String, Message)>,
 }
 
+impl Decision {
+    /// Adds what a later step came to, for both to be stored together.
+    pub fn append(&mut self, mut later: Decision) {
+        self.records.append(&mut later.records);
+        self.messages.append(&mut later.messages);
+    }
+}
+
 /// What is known of a host in this life of the authority only.
 #[derive(Debug, Clone, Copy)]
 struct Contact {
@@ -94,8 +104,8 @@ pub struct Authority {
     config: Config,
     hosts: BTreeMap<String, HostRecord>,
     contacts: BTreeMap<String, Contact>,
-    functions: BTreeMap<FunctionId, FunctionRecord>,
-    leases: BTreeMap<LeaseId, LeaseRecord>,
+    functions: FunctionTable,
+    leases: LeaseTable,
     /// When each live lease expires; each closing one stops being waited for.
     deadlines: BTreeMap<LeaseId, Millis>,
     compositions: BTreeMap<String, CompositionRecord>,
@@ -111,7 +121,7 @@ pub struct Authority {
     /// When the last step was taken.
     seen: Millis,
     outcome: Decision,
-    /// What the last step changed, as it was before.
+    /// What the steps that are not [settled](Authority::settle) changed, as it was before.
     undo: Vec<Undo>,
 }
 
@@ -210,14 +220,7 @@ impl Authority {
             self.resend_at = now.saturating_add(self.config.resend);
             let live: Vec<LeaseId> = self.deadlines.keys().copied().collect();
             live.into_iter().for_each(|lease| self.say(lease));
-            let back: Vec<LeaseId> = self
-                .functions
-                .values()
-                .filter_map(|f| match f.state {
-                    Availability::Revoking { lease } => Some(lease),
-                    _ => None,
-                })
-                .collect();
+            let back: Vec<LeaseId> = self.functions.revoking().map(|(_, lease)| lease).collect();
             back.into_iter().for_each(|lease| self.say_revoke(lease));
             if self.devices_wait() {
                 let hosts: Vec<String> = self.hosts.keys().cloned().collect();
@@ -232,12 +235,8 @@ impl Authority {
     pub fn next_tick(&self) -> Option<Millis> {
         let waiting = !self.unconfirmed.is_empty()
             || self.devices_wait()
-            || self.leases.values().any(|l| match l.state {
-                LeaseState::Arming | LeaseState::Opening | LeaseState::Closing { .. } => true,
-                LeaseState::Active { .. } => l.asked_level().is_some(),
-                LeaseState::Ended { .. } => false,
-            })
-            || self.functions.values().any(|f| matches!(f.state, Availability::Revoking { .. }));
+            || self.leases.is_waited_for()
+            || self.functions.revoking().next().is_some();
         let resend = waiting.then_some(self.resend_at);
         // Whoever does not look at the clock regularly cannot tell a silent node from its own sleep.
         let idle = self.contacts.is_empty() && self.deadlines.is_empty();

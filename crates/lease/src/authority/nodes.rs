@@ -61,11 +61,8 @@ impl Authority {
         let leases: Vec<LeaseId> =
             self.leases.values().filter(concerns).map(|lease| lease.lease).collect();
         leases.into_iter().for_each(|lease| self.say(lease));
-        let revoking = |function: &FunctionRecord| match function.state {
-            Availability::Revoking { lease } if function.function.host == host => Some(lease),
-            _ => None,
-        };
-        let revoking: Vec<LeaseId> = self.functions.values().filter_map(revoking).collect();
+        let revoking = self.functions.revoking().filter(|(function, _)| function.host == host);
+        let revoking: Vec<LeaseId> = revoking.map(|(_, lease)| lease).collect();
         revoking.into_iter().for_each(|lease| self.say_revoke(lease));
     }
 
@@ -98,8 +95,7 @@ impl Authority {
 
     /// A node started anew: nothing of its former life can reach or be reached any more.
     fn new_life(&mut self, now: Millis, host: &str, devices: &BTreeMap<String, Epoch>) {
-        let lent: Vec<FunctionRecord> =
-            self.functions.values().filter(|f| f.function.host == host).cloned().collect();
+        let lent: Vec<FunctionRecord> = self.functions.of_host(host).cloned().collect();
         for mut function in lent {
             if let Availability::Lent { lease } = function.state {
                 self.end_lease(now, lease, EndReason::LenderRestarted);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::steps::time_to_release;
+use super::tables::{FunctionTable, LeaseTable};
 use super::{Authority, Config, Contact, Decision, LeaseRecord, LeaseState, Record};
 use crate::message::Millis;
 
@@ -18,8 +19,8 @@ impl Authority {
             config,
             hosts: BTreeMap::new(),
             contacts: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            leases: BTreeMap::new(),
+            functions: FunctionTable::default(),
+            leases: LeaseTable::default(),
             deadlines: BTreeMap::new(),
             compositions: BTreeMap::new(),
             devices: BTreeMap::new(),
@@ -39,14 +40,14 @@ impl Authority {
                     authority.hosts.insert(host.host.clone(), host);
                 }
                 Record::Function(function) => {
-                    authority.functions.insert(function.function.clone(), function);
+                    authority.functions.put(function.function.clone(), Some(function));
                 }
                 Record::Lease(lease) => authority.restore_lease(now, lease),
                 Record::NextLease { lease } => {
                     authority.next_lease = authority.next_lease.max(lease);
                 }
                 Record::Forgotten { lease } => {
-                    authority.leases.remove(&lease);
+                    authority.leases.put(lease, None);
                 }
                 Record::Composition(composition) => {
                     authority.compositions.insert(composition.name.clone(), composition);
@@ -93,6 +94,6 @@ impl Authority {
         if let Some(time) = time {
             self.deadlines.insert(lease.lease, now.saturating_add(time));
         }
-        self.leases.insert(lease.lease, lease);
+        self.leases.put(lease.lease, Some(lease));
     }
 }

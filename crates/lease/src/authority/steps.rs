@@ -23,7 +23,6 @@ impl Authority {
     /// and what they said is still to be heard. A beat of it counts anyway, so that a lease
     /// ends in the end also under an authority that is always late.
     pub(super) fn enter(&mut self, now: Millis) -> Millis {
-        self.undo.clear();
         let now = now.max(self.seen);
         let (passed, beat) = (now - self.seen, self.config.beat());
         self.seen = now;
@@ -103,20 +102,24 @@ impl Authority {
         if self.leases.len() <= REMEMBERED {
             return;
         }
-        let wanted = |lease: LeaseId| {
-            self.functions.values().any(|f| {
-                matches!(f.state, Availability::Lent { lease: l } | Availability::Revoking { lease: l } if l == lease)
-            })
-        };
-        let over = |lease: &LeaseRecord| (!lease.is_live()).then_some((lease.until, lease.lease));
-        let mut over: Vec<_> = self.leases.values().filter_map(over).collect();
-        over.sort_unstable();
-        let mut before = over.into_iter().take_while(|(until, _)| *until < Some(now));
-        if let Some((_, lease)) = before.find(|(_, lease)| !wanted(*lease)) {
-            let before = self.leases.remove(&lease);
+        if let Some(lease) = self.outdated(now) {
+            let before = self.leases.put(lease, None);
             self.undo.push(Undo::Lease(lease, before));
             self.outcome.records.push(Record::Forgotten { lease });
         }
+    }
+
+    /// The lease that has been over, and its function back, for longest before `now`.
+    fn outdated(&self, now: Millis) -> Option<LeaseId> {
+        let is_back = |over: &LeaseRecord| {
+            let state = self.functions.get(&over.function).map(|it| &it.state);
+            !matches!(
+                state,
+                Some(Availability::Lent { lease } | Availability::Revoking { lease }) if *lease == over.lease
+            )
+        };
+        let mut before = self.leases.over().take_while(|(until, _)| *until < Some(now));
+        before.find(|(_, lease)| is_back(lease)).map(|(_, lease)| lease.lease)
     }
 
     pub(super) fn start_revoke(&mut self, lease: LeaseId) {
@@ -244,14 +247,14 @@ impl Authority {
     pub(super) fn put_lease(&mut self, record: LeaseRecord) {
         self.outcome.records.push(Record::Lease(record.clone()));
         let lease = record.lease;
-        let before = self.leases.insert(lease, record);
+        let before = self.leases.put(lease, Some(record));
         self.undo.push(Undo::Lease(lease, before));
     }
 
     pub(super) fn put_function(&mut self, record: FunctionRecord) {
         self.outcome.records.push(Record::Function(record.clone()));
         let function = record.function.clone();
-        let before = self.functions.insert(function.clone(), record);
+        let before = self.functions.put(function.clone(), Some(record));
         self.undo.push(Undo::Function(function, before));
     }
 

@@ -11,6 +11,7 @@ fn registered(hosts: &[(&str, &[&str])]) -> Authority {
     for (host, devices) in hosts {
         register(&mut authority, 0, host, devices);
     }
+    authority.settle();
     authority
 }
 
@@ -186,8 +187,10 @@ fn a_step_that_cannot_be_stored_never_happened() {
     assert!(authority.lease(lease).is_none());
     assert_eq!(authority.function(&function).unwrap().state, Availability::Offered);
     assert_eq!(lend(&mut authority, 2), lease);
+    authority.settle();
     let ttl = authority.config().ttl;
     pass(&mut authority, 2, ttl + 1);
+    authority.settle();
     // Its expiry cannot be stored for long: it stays due, and nothing renews it.
     let mut now = ttl + 2;
     for _ in 0..100 {
@@ -199,6 +202,24 @@ fn a_step_that_cannot_be_stored_never_happened() {
     }
     authority.tick(now);
     assert!(!authority.lease(lease).unwrap().is_live());
+}
+
+#[test]
+fn steps_that_are_stored_together_are_taken_back_together() {
+    let mut authority = registered(&[("alpha", &["nvme0", "nvme1"]), ("beta", &[])]);
+    let lease = lend(&mut authority, 1);
+    authority.settle();
+    let before = authority.lease(lease).cloned();
+    authority.give_back(2, lease, None).unwrap();
+    authority.receive(3, "beta", Message::Closed { lease });
+    let other: FunctionId = "alpha/nvme1".parse().unwrap();
+    let (later, _) = authority.borrow(4, &other, "beta", Placement::Lender).unwrap();
+    authority.take_back();
+    assert_eq!(authority.lease(lease).cloned(), before);
+    assert!(authority.lease(later).is_none());
+    assert_eq!(authority.function(&other).unwrap().state, Availability::Offered);
+    let (again, _) = authority.borrow(5, &other, "beta", Placement::Lender).unwrap();
+    assert_eq!(again, later, "its number was not used");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the last step changed, as it was before: a step that cannot be stored never happened.
+//! What the steps since the last stored one changed, as it was before: a step that cannot be stored never happened.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Millis};
 use crate::share::ShareRecord;
 
-/// Something as it was before the last step.
+/// Something as it was before a step that is not known to be stored.
 #[derive(Debug)]
 pub(super) enum Undo {
     Host(String, Option<HostRecord>),
@@ -32,14 +32,20 @@ pub(super) fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>)
 }
 
 impl Authority {
-    /// The last step could not be stored: it never happened, and what it said must not be sent.
-    /// Time went on anyway, and who was heard was heard.
+    /// All steps so far are stored: none of them is [taken back](Authority::take_back) any more. What they changed is
+    /// kept until this is called.
+    pub fn settle(&mut self) {
+        self.undo.clear();
+    }
+
+    /// The steps since [`settle`](Authority::settle) could not be stored, as they are stored together: they never
+    /// happened, and what they said must not be sent. Time went on anyway, and who was heard was heard.
     pub fn take_back(&mut self) {
         for change in std::mem::take(&mut self.undo).into_iter().rev() {
             match change {
                 Undo::Host(key, before) => drop(put(&mut self.hosts, key, before)),
-                Undo::Function(key, before) => drop(put(&mut self.functions, key, before)),
-                Undo::Lease(key, before) => drop(put(&mut self.leases, key, before)),
+                Undo::Function(key, before) => drop(self.functions.put(key, before)),
+                Undo::Lease(key, before) => drop(self.leases.put(key, before)),
                 Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
                 Undo::NextLease(before) => self.next_lease = before,
                 Undo::Composition(key, before) => drop(put(&mut self.compositions, key, before)),

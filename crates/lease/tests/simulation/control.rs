@@ -60,7 +60,11 @@ impl World {
             self.sleepwalk(&mut authority)?;
         }
         let now = self.now.saturating_sub(late);
-        let (answer, outcome) = decide(&mut authority, now);
+        // Several steps may be stored together.
+        let together = self.faults && self.random.chance(10);
+        let mut outcome = if together { authority.tick(now) } else { Decision::default() };
+        let (answer, last) = decide(&mut authority, now);
+        outcome.append(last);
         self.patience.pass(now);
         let answer = self.store_and_send(&mut authority, outcome)?.then_some(answer);
         // What is to be expired is, unless that cannot be stored.
@@ -110,6 +114,7 @@ impl World {
             }
             return Ok(false);
         }
+        authority.settle();
         for record in outcome.records {
             if let Record::Lease(lease) = &record {
                 self.check_lease(lease)?;
