@@ -170,7 +170,7 @@ impl KeptAnswers {
     /// The keyed answers that the store had.
     pub fn of(kept: impl IntoIterator<Item = KeptAnswer>) -> KeptAnswers {
         let mut answers = KeptAnswers::default();
-        kept.into_iter().for_each(|kept| answers.put(kept));
+        answers.keep(kept);
         answers
     }
 
@@ -235,22 +235,28 @@ impl KeptAnswers {
         outdated
     }
 
-    /// Keeps what is stored now.
-    pub fn put(&mut self, kept: KeptAnswer) {
-        self.forget(&kept.key);
+    /// Keeps several.
+    pub fn keep(&mut self, kept: impl IntoIterator<Item = KeptAnswer>) {
+        kept.into_iter().for_each(|kept| drop(self.put(kept)));
+    }
+
+    /// Keeps an answer; the one that the key had is returned.
+    pub fn put(&mut self, kept: KeptAnswer) -> Option<KeptAnswer> {
+        let before = self.forget(&kept.key);
         if kept.answer.is_none() && !kept.request.is_answered_anew() {
             self.pending.insert(kept.key.clone());
         }
         self.by_time.insert((kept.at_ms, kept.key.clone()));
         self.by_key.insert(kept.key.clone(), kept);
+        before
     }
 
-    /// Forgets a key that is not stored any more.
-    pub fn forget(&mut self, key: &str) {
-        if let Some(kept) = self.by_key.remove(key) {
-            self.pending.remove(key);
-            self.by_time.remove(&(kept.at_ms, kept.key));
-        }
+    /// Forgets a key; what it had is returned.
+    pub fn forget(&mut self, key: &str) -> Option<KeptAnswer> {
+        let kept = self.by_key.remove(key)?;
+        self.pending.remove(key);
+        self.by_time.remove(&(kept.at_ms, kept.key.clone()));
+        Some(kept)
     }
 }
 
@@ -294,7 +300,7 @@ fn answer_of(
 }
 
 /// Whether the function of a lease that has ended is not held by it any more.
-fn is_back(authority: &Authority, record: &LeaseRecord) -> bool {
+pub fn is_back(authority: &Authority, record: &LeaseRecord) -> bool {
     authority.function(&record.function).is_none_or(|function| match function.state {
         Availability::Lent { lease } | Availability::Revoking { lease } => lease != record.lease,
         Availability::Offered | Availability::Withdrawn => true,

@@ -28,7 +28,7 @@ async fn open() -> Arc<Service> {
     let inventory = Inventory {
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-        devices: vec![device],
+        devices: vec![device].into(),
         topology: derive::topology_of_machines(&rack).unwrap(),
         apart: true,
         ..Inventory::default()

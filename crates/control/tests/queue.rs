@@ -40,7 +40,7 @@ fn options() -> ServiceOptions {
         sections: Default::default(),
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-        devices: vec![drive(FUNCTION), drive(OTHER)],
+        devices: vec![drive(FUNCTION), drive(OTHER)].into(),
         ..Inventory::default()
     };
     ServiceOptions {

@@ -59,7 +59,7 @@ impl Control {
             sections: Default::default(),
             rack: "lab".to_owned(),
             hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-            devices: vec![device, accel],
+            devices: vec![device, accel].into(),
             ..Inventory::default()
         };
         let database = folder.path().join("control.db");

@@ -28,7 +28,7 @@ fn open(store: MemoryStore) -> Arc<Service> {
     let inventory = Inventory {
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-        devices: vec![device],
+        devices: vec![device].into(),
         ..Inventory::default()
     };
     let options = ServiceOptions {

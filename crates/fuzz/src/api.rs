@@ -74,7 +74,7 @@ fn service() -> Arc<Service> {
         sections: Default::default(),
         rack: "lab".to_owned(),
         hosts: vec!["alpha".to_owned(), "beta".to_owned()],
-        devices: vec![device("alpha/nvme0"), device("beta/nvme1")],
+        devices: vec![device("alpha/nvme0"), device("beta/nvme1")].into(),
         ..Inventory::default()
     };
     // SQLite's name for a database in memory.

@@ -51,6 +51,11 @@ impl DeviceChange {
         self.host == function.host && self.functions.contains(&function.device)
     }
 
+    /// Whether it withdraws the device of a function.
+    pub fn withdraws(&self, function: &FunctionId) -> bool {
+        self.section.is_none() && self.has(function)
+    }
+
     /// Its functions in the rack.
     pub fn function_ids(&self) -> impl Iterator<Item = FunctionId> {
         let id = |device: &String| FunctionId { host: self.host.clone(), device: device.clone() };

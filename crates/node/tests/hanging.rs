@@ -386,7 +386,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
         sections: Default::default(),
         rack: "test".into(),
         hosts: vec!["alpha".into(), "beta".into()],
-        devices: vec![nvme0],
+        devices: vec![nvme0].into(),
         ..Inventory::default()
     };
     let options = ServiceOptions {

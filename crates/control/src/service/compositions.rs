@@ -106,8 +106,7 @@ impl Service {
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
         for function in &functions {
             let inventory = self.shared.inventory();
-            let mut devices = inventory.devices.iter();
-            if !devices.any(|device| device.function == *function) {
+            if inventory.devices.get(function).is_none() {
                 let help = "`rackbus devices` lists the functions";
                 return Err(problem("unknown_function", format!("there is no {function}"), help));
             }

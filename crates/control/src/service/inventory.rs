@@ -1,6 +1,7 @@
 //! What the rack file says there is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
 use rackbus_fabric::Topology;
 use rackbus_fabric::rack::DeviceCapability;
@@ -18,13 +19,57 @@ pub struct Inventory {
     /// Its devices, each with its functions.
     pub sections: Sections,
     /// All functions of the rack, in the order of its file.
-    pub devices: Vec<InventoryDevice>,
+    pub devices: InventoryDevices,
     /// Compositions of the rack file.
     pub compositions: Vec<CompositionRecord>,
     /// The components and links that `rackbus path` goes along.
     pub topology: Topology,
     /// Hosts are machines that share no memory: fronts run at their borrowers only.
     pub apart: bool,
+}
+
+/// The functions of a rack in the order of its file, which may be tens of thousands; read as the slice that they are.
+#[derive(Debug, Clone, Default)]
+pub struct InventoryDevices {
+    devices: Vec<InventoryDevice>,
+    /// Where each of them is.
+    places: BTreeMap<FunctionId, usize>,
+}
+
+impl InventoryDevices {
+    /// The function of this name.
+    pub fn get(&self, function: &FunctionId) -> Option<&InventoryDevice> {
+        self.places.get(function).and_then(|place| self.devices.get(*place))
+    }
+
+    /// The functions of a host, in the order of their names.
+    pub fn of_host(&self, host: &str) -> impl Iterator<Item = &InventoryDevice> {
+        let first = FunctionId { host: host.to_owned(), device: String::new() };
+        let own = self.places.range(first..).take_while(move |(it, _)| it.host == host);
+        own.filter_map(|(_, place)| self.devices.get(*place))
+    }
+}
+
+impl Deref for InventoryDevices {
+    type Target = [InventoryDevice];
+
+    fn deref(&self) -> &[InventoryDevice] {
+        &self.devices
+    }
+}
+
+impl From<Vec<InventoryDevice>> for InventoryDevices {
+    fn from(devices: Vec<InventoryDevice>) -> InventoryDevices {
+        let named = devices.iter().enumerate();
+        let places = named.map(|(place, device)| (device.function.clone(), place)).collect();
+        InventoryDevices { devices, places }
+    }
+}
+
+impl FromIterator<InventoryDevice> for InventoryDevices {
+    fn from_iter<T: IntoIterator<Item = InventoryDevice>>(devices: T) -> InventoryDevices {
+        devices.into_iter().collect::<Vec<_>>().into()
+    }
 }
 
 /// One function of the rack file.

@@ -3,7 +3,7 @@
 //! The writer changes it after each commit, in memory and at once; so nobody is told what is not on
 //! disk, and nobody who asks waits for the disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rackbus_lease::{
     Authority, Availability, CompositionRecord, DeviceChange, FunctionId, FunctionRecord,
@@ -11,8 +11,8 @@ use rackbus_lease::{
 };
 use tokio::sync::mpsc;
 
-use crate::api::{DeviceReport, EventKind, NodeReport, PeerReport};
-use crate::events::{Draft, Log, is_told_by_share};
+use crate::api::{DeviceReport, NodeReport, PeerReport};
+use crate::events::Log;
 
 /// Messages that a node may be behind. One that takes nothing for longer is cut off, and told what
 /// it still has to know when it comes back: the authority repeats what was not answered.
@@ -57,7 +57,7 @@ struct ListeningNode {
 /// Notes what a record says of the devices that differ from the rack file's, if it says something of them.
 pub(super) fn note_device(devices: &mut BTreeMap<(String, String), DeviceChange>, record: &Record) {
     match record {
-        Record::Device(change) => drop(devices.insert(key_of(change), change.clone())),
+        Record::Device(change) => drop(devices.insert(device_key(change), change.clone())),
         Record::DeviceRemoved { host, device } => {
             devices.remove(&(host.clone(), device.clone()));
         }
@@ -65,7 +65,8 @@ pub(super) fn note_device(devices: &mut BTreeMap<(String, String), DeviceChange>
     }
 }
 
-fn key_of(change: &DeviceChange) -> (String, String) {
+/// What a change of a device is kept under: its host and its name.
+pub(super) fn device_key(change: &DeviceChange) -> (String, String) {
     (change.host.clone(), change.device.clone())
 }
 
@@ -81,7 +82,7 @@ impl RackState {
         known.functions = functions.collect();
         known.compositions =
             authority.compositions().map(|it| (it.name.clone(), it.clone())).collect();
-        known.devices = authority.devices().map(|it| (key_of(it), it.clone())).collect();
+        known.devices = authority.devices().map(|it| (device_key(it), it.clone())).collect();
         known.shares = authority.shares().map(|it| (it.share, it.clone())).collect();
         known.leases = authority.leases().map(|l| (l.lease, l.clone())).collect();
         known
@@ -102,81 +103,9 @@ impl RackState {
         })
     }
 
-    /// What `records` tell that is not known yet.
-    pub fn events_of(&self, records: &[Record]) -> Vec<Draft> {
-        let event = |record: &Record| match record {
-            Record::Lease(lease) => Draft::of_lease(self.leases.get(&lease.lease), lease)
-                .filter(|draft| draft.is_news(|_| is_told_by_share(lease))),
-            // What is withdrawn is told of its device.
-            Record::Function(state) if self.is_leaving(&state.function) => None,
-            Record::Function(state) if self.is_back_from_turn(state) => None,
-            Record::Function(state) => Draft::of_state(self.functions.get(&state.function), state),
-            Record::Host(life) => {
-                let text = match self.hosts.get(&life.host) {
-                    Some(before) if before.incarnation == life.incarnation => return None,
-                    Some(_) => format!("the node of {} was started again", life.host),
-                    None => format!("the node of {} was started", life.host),
-                };
-                Some(Draft::of_host(EventKind::Restart, Some(&life.host), text))
-            }
-            Record::Composition(composition) => {
-                let text = format!("the composition {} was saved", composition.name);
-                Some(Draft::of_host(EventKind::Lease, Some(&composition.borrower), text))
-            }
-            Record::Dissolved { name } => {
-                let text = format!("the composition {name} was removed");
-                Some(Draft::of_host(EventKind::Lease, None, text))
-            }
-            Record::Device(change) => self.device_event(change),
-            Record::DeviceRemoved { host, device } => {
-                let text = format!("{host}/{device} is out of the rack");
-                Some(Draft::of_host(EventKind::Lease, Some(host), text))
-            }
-            Record::Share(share) => Draft::of_share(self.shares.get(&share.share), share),
-            Record::ShareRemoved { share, reason } => {
-                self.shares.get(share).map(|share| Draft::of_leaving(share, reason))
-            }
-            Record::NextLease { .. } | Record::Forgotten { .. } => None,
-        };
-        // A host that tells of several lives at once was started again once.
-        let mut hosts = BTreeSet::new();
-        let is_told = |record: &&Record| match record {
-            Record::Host(life) => hosts.insert(life.host.clone()),
-            _ => true,
-        };
-        let told: Vec<&Record> = records.iter().rev().filter(is_told).collect();
-        told.into_iter().rev().filter_map(event).collect()
-    }
-
     /// Whether a lease is a turn that somebody takes on a function.
     pub fn is_turn(&self, lease: LeaseId) -> bool {
         self.leases.get(&lease).is_some_and(|lease| lease.turn.is_some())
-    }
-
-    /// Whether a turn on a function is over, and it can be lent again.
-    fn is_back_from_turn(&self, state: &FunctionRecord) -> bool {
-        let before = self.functions.get(&state.function).map(|before| &before.state);
-        let Some(Availability::Lent { lease } | Availability::Revoking { lease }) = before else {
-            return false;
-        };
-        state.state == Availability::Offered && self.is_turn(*lease)
-    }
-
-    fn device_event(&self, change: &DeviceChange) -> Option<Draft> {
-        let (name, before) = (change.name(), self.devices.get(&key_of(change)));
-        // Its number may change until it is answered.
-        let known = before.is_some_and(|before| before.section == change.section);
-        let answered = change.answer.is_some();
-        let kind = if change.failure().is_some() { EventKind::Fault } else { EventKind::Lease };
-        let text = match (&change.section, change.failure()) {
-            (_, Some(reason)) => format!("{name} cannot be offered: {reason}"),
-            (Some(_), None) if answered => format!("{name} is in the rack"),
-            (Some(_), None) if !known => format!("{name} was offered"),
-            (None, None) if answered => format!("{name} is out of the rack"),
-            (None, None) if !known => format!("{name} was withdrawn"),
-            _ => return None,
-        };
-        Some(Draft::of_host(kind, Some(&change.host), text))
     }
 
     /// Notes what was stored.
@@ -254,15 +183,24 @@ impl RackState {
         report?.peers.get(&function.to_string())
     }
 
+    /// The functions of a host that were ever offered.
+    pub fn functions_of(&self, host: &str) -> impl Iterator<Item = &FunctionRecord> {
+        let first = FunctionId { host: host.to_owned(), device: String::new() };
+        let from_there = self.functions.range(first..).map(|(_, record)| record);
+        from_there.take_while(move |record| record.function.host == host)
+    }
+
     /// Whether `host` has borrowed `function`.
     pub fn borrows(&self, host: &str, function: &str) -> bool {
-        let mut live = self.leases.values().filter(|lease| lease.is_live());
-        live.any(|lease| lease.borrower == host && lease.function.to_string() == function)
+        let Ok(function) = function.parse::<FunctionId>() else { return false };
+        let record = self.functions.get(&function).map(|record| &record.state);
+        let Some(Availability::Lent { lease }) = record else { return false };
+        self.leases.get(lease).is_some_and(|lease| lease.is_live() && lease.borrower == host)
     }
 
     /// Whether the device of a function was withdrawn.
     pub fn is_leaving(&self, function: &FunctionId) -> bool {
-        self.devices.values().any(|change| change.section.is_none() && change.has(function))
+        self.devices.values().any(|change| change.withdraws(function))
     }
 
     /// Whether the node of a host listens.

@@ -14,6 +14,7 @@ mod known;
 mod leases;
 mod levels;
 mod metrics;
+mod news;
 mod nodes;
 pub(crate) mod paths;
 mod sections;
@@ -41,7 +42,7 @@ use crate::register::CertificateRegister;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
 use clock::{WallClock, millis};
-pub use inventory::{Inventory, InventoryDevice};
+pub use inventory::{Inventory, InventoryDevice, InventoryDevices};
 use known::RackState;
 use leases::{FunctionsRequest, function_id};
 pub use sections::{DescribedDevice, OfferedDevice, ReadRack, Sections};

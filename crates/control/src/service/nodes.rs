@@ -78,8 +78,7 @@ impl WriterShared {
     /// A node said how it is. Only what the rack has is kept. Returns what is new in it.
     pub(super) fn note(&self, host: &str, mut report: NodeReport) -> Vec<Draft> {
         let inventory = self.inventory();
-        let own = inventory.devices.iter().filter(|device| device.function.host == host);
-        let own: Vec<&InventoryDevice> = own.collect();
+        let own: Vec<&InventoryDevice> = inventory.devices.of_host(host).collect();
         let counted_ms = report.counted_ms;
         let functions = report.devices.values_mut().chain(report.fronts.values_mut());
         functions.for_each(|function| function.counted_ms = counted_ms);

@@ -78,8 +78,7 @@ impl Service {
         if !inventory.apart || here == there {
             return None;
         }
-        let known =
-            |name: &str| inventory.devices.iter().find(|it| it.function.to_string() == name);
+        let known = |name: &str| inventory.devices.get(&name.parse().ok()?);
         let (lent, borrower, lender) = match (known(from), known(to)) {
             (Some(device), None) => (&device.function, there, here),
             (None, Some(device)) => (&device.function, here, there),

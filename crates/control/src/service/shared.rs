@@ -108,13 +108,15 @@ impl WriterShared {
     }
 
     pub(super) fn announce(&self, known: &RackState, record: &Record) {
+        if self.changes.receiver_count() == 0 {
+            return;
+        }
         let change = match record {
             Record::Lease(lease) => Some(Change::Lease(present(lease))),
             Record::Function(function) => self
                 .inventory()
                 .devices
-                .iter()
-                .find(|d| d.function == function.function)
+                .get(&function.function)
                 .map(|device| Change::Device(Box::new(self.device(known, device)))),
             // The others are seen by what becomes of functions and leases.
             _ => None,
@@ -127,13 +129,19 @@ impl WriterShared {
 
     /// All that a host has is another thing than before.
     fn announce_devices(&self, known: &RackState, host: &str) {
+        if self.changes.receiver_count() == 0 {
+            return;
+        }
         let inventory = self.inventory();
-        for device in inventory.devices.iter().filter(|device| device.function.host == host) {
+        for device in inventory.devices.of_host(host) {
             let _ = self.changes.send(Change::Device(Box::new(self.device(known, device))));
         }
     }
 
     pub(super) fn tell_host(&self, host: &str) {
+        if self.changes.receiver_count() == 0 {
+            return;
+        }
         let status = self.host(&self.known(), host);
         let _ = self.changes.send(Change::Host(status));
     }

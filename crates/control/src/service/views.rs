@@ -129,10 +129,9 @@ impl WriterShared {
         borrower: &str,
     ) -> Result<(), ApiError> {
         let inventory = self.inventory();
-        let unfit = |device: &&InventoryDevice| {
-            functions.contains(&device.function) && !device.serves(placement, borrower)
-        };
-        let Some(device) = inventory.devices.iter().find(unfit) else { return Ok(()) };
+        let unfit = |device: &&InventoryDevice| !device.serves(placement, borrower);
+        let mut named = functions.iter().filter_map(|function| inventory.devices.get(function));
+        let Some(device) = named.find(unfit) else { return Ok(()) };
         let InventoryDevice { function, kind, .. } = device;
         Err(match placement {
             Placement::Host => problem(
@@ -202,11 +201,9 @@ impl WriterShared {
             message
         {
             let inventory = self.inventory();
-            let own = |name: &String| {
-                let all = inventory.devices.iter().map(|device| &device.function);
-                { all }.any(|function| function.host == host && function.device == *name)
-            };
-            devices.retain(|name, _| own(name));
+            let of_host =
+                |name: &String| FunctionId { host: host.to_owned(), device: name.clone() };
+            devices.retain(|name, _| inventory.devices.get(&of_host(name)).is_some());
             // As many as the rack file has, each with its name and epoch.
             most += devices.keys().map(|name| name.len() + 32).sum::<usize>();
         }
@@ -237,11 +234,7 @@ impl WriterShared {
             address: registered.map(|record| record.address.clone()),
             overruns: known.overruns.get(host).copied().unwrap_or_default(),
             log_lines_left_out: known.reports.get(host).map_or(0, |r| r.log_lines_left_out),
-            offers: known
-                .functions
-                .values()
-                .filter(|f| f.function.host == host && f.state == Availability::Offered)
-                .count(),
+            offers: known.functions_of(host).filter(|f| f.state == Availability::Offered).count(),
             borrows: leases().filter(|l| l.borrower == host).count(),
             shared_memory: report.map(|r| r.shared_memory.clone()).unwrap_or_default(),
             shared_bytes: report.map(|r| r.shared_bytes.clone()).unwrap_or_default(),

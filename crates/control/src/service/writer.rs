@@ -2,9 +2,10 @@
 //!
 //! A step is decided, stored, and only then known, sent and answered. The thread waits for the
 //! disk; nobody else does. What it is asked comes through a bounded queue, so that whoever asks
-//! faster than the disk stores waits for a place in it.
+//! faster than the disk stores waits for a place in it; what has come meanwhile is stored [together](group).
 
 mod certificates;
+mod group;
 mod interests;
 mod leases;
 mod requests;
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 
 use rackbus_lease::{
     Authority, ChangeRefused, CompositionRefused, Decision, LeaseId, LeaseRecord, LeaseState,
-    Message, Record,
+    Message,
 };
 use tokio::sync::{mpsc, oneshot};
 
+use group::StepGroup;
 use interests::{InterestEnds, Interests};
 use requests::Answer;
 pub(super) use requests::{
@@ -78,12 +80,15 @@ impl Writing {
             reports: ReportLimiter::default(),
             unstored: Unstored::default(),
             interests,
+            group: StepGroup::default(),
             again: Instant::now(),
             by: None,
         };
         let run = move || {
             let work = || {
                 writer.note(events);
+                // What could not be stored is tried again.
+                let _ = writer.store_group();
                 runtime.block_on(writer.run(inbox, &ends));
             };
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
@@ -144,6 +149,19 @@ impl From<Decision> for Step {
     }
 }
 
+/// A step in which a node is heard; its answer is when that was.
+fn hear(
+    host: &str,
+    messages: Vec<Message>,
+    events: Vec<Draft>,
+) -> impl FnOnce(&mut Authority, u64) -> (u64, Step) {
+    let host = host.to_owned();
+    move |authority, now| {
+        let outcome = authority.receive_all(now, &host, messages);
+        (now, Step { events, ..outcome.into() })
+    }
+}
+
 struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
@@ -154,6 +172,8 @@ struct Writer {
     unstored: Unstored,
     /// Who waits for which lease.
     interests: Interests,
+    /// What is decided and not stored yet.
+    group: StepGroup,
     /// Not before then is tried again what could not be stored.
     again: Instant,
     /// Who asked for what is done now.
@@ -170,13 +190,7 @@ impl Writer {
             let wait = self.until_tick();
             tokio::select! {
                 request = requests.recv() => match request {
-                    Some((by, request)) => {
-                        // What a node says is not what it asks for.
-                        let asks = !matches!(request, WriterRequest::Heard { .. });
-                        self.by = by.filter(|_| asks);
-                        self.serve(request);
-                        self.by = None;
-                    }
+                    Some(first) => self.serve_together(first, &mut requests),
                     None => return,
                 },
                 end = ends.next() => {
@@ -205,27 +219,63 @@ impl Writer {
             // It is due at once, but the disk needs time.
             self.again = Instant::now() + Duration::from_millis(self.authority.config().resend);
         } else if !self.unstored.is_empty() {
-            self.note(Vec::new());
+            self.store_notes();
         }
         self.give_back_unwanted();
+    }
+
+    /// Serves a request, and those that wait behind it as far as what they come to can be stored together.
+    fn serve_together(
+        &mut self,
+        first: (Option<By>, WriterRequest),
+        requests: &mut mpsc::Receiver<(Option<By>, WriterRequest)>,
+    ) {
+        let mut next = Some(first);
+        while let Some((by, request)) = next {
+            // What a node says is not what it asks for.
+            let asks = !matches!(request, WriterRequest::Heard { .. });
+            self.by = by.filter(|_| asks);
+            if !self.group.takes(&request) {
+                // Who asked for something of the group is answered with the error.
+                let _ = self.store_group();
+            }
+            self.serve(request);
+            self.by = None;
+            next = self.group.has_room().then(|| requests.try_recv().ok()).flatten();
+        }
+        let _ = self.store_group();
     }
 
     fn serve(&mut self, request: WriterRequest) {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
             WriterRequest::Borrow { functions, borrower, terms, key, chosen, asker, answer } => {
-                let keyed = (key, chosen);
-                let _ = answer.send(self.borrow(&functions, &borrower, &terms, keyed, asker));
+                let granted = self.borrow(&functions, &borrower, &terms, (key, chosen), asker);
+                self.afterwards(move |writer, stored| {
+                    let granted = stored.and(granted).map(|it| it.map(|it| writer.hand_out(it)));
+                    let _ = answer.send(granted);
+                });
             }
             WriterRequest::Recall { borrower, terms, key, answer } => {
-                let _ = answer.send(self.recall(&key, &borrower, &terms));
+                let granted = self.recall(&key, &borrower, &terms);
+                self.afterwards(move |writer, stored| {
+                    let granted = stored.and(granted).map(|it| it.map(|it| writer.hand_out(it)));
+                    let _ = answer.send(granted);
+                });
             }
             WriterRequest::WasMade { keyed: KeyedChange { key, request }, answer } => {
                 let found = self.answers.find(&key, &request);
-                let _ = answer.send(found.map(|found| found != KeyLookup::New));
+                let was_made = found.map(|found| found != KeyLookup::New);
+                self.afterwards(|_, stored| drop(answer.send(stored.and(was_made))));
             }
             WriterRequest::Told { leases, answer } => {
-                let _ = answer.send(Ok(self.told(&leases)));
+                let all = self.are_active(&leases);
+                self.afterwards(move |writer, stored| {
+                    if all && stored.is_ok() {
+                        leases.iter().for_each(|lease| writer.interests.told(*lease));
+                    }
+                    let _ = answer.send(stored.and(Ok(all)));
+                });
             }
             WriterRequest::Compose { change, keyed, answer } => {
                 let _ = answer.send(self.compose(change, keyed));
@@ -244,7 +294,8 @@ impl Writer {
                 let _ = answer.send(self.change_level(lease, level, keyed));
             }
             WriterRequest::GiveBack { lease, within, key, answer } => {
-                let _ = answer.send(self.give_back(lease, within, key));
+                let returned = self.give_back(lease, within, key);
+                self.afterwards(|_, stored| drop(answer.send(stored.and(returned))));
             }
             WriterRequest::GiveBackAll { leases, keyed, answer } => {
                 let newest = leases.iter().max().copied().unwrap_or(0);
@@ -254,14 +305,7 @@ impl Writer {
                 let _ = answer.send(returned.map(|Ok(newest)| newest));
             }
             WriterRequest::Heard { host, messages, events, answer } => {
-                let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
-                let events = self.reports.kept(self.shared.clock.now(), &host, events);
-                let hear = |authority: &mut Authority, now| {
-                    let outcome = authority.receive_all(now, &host, messages);
-                    (now, Step { events, ..outcome.into() })
-                };
-                let heard = self.step(hear).map(|now| self.shared.heard(&host, now, registers));
-                let _ = answer.send(heard);
+                self.heard(host, messages, events, answer);
             }
             WriterRequest::RaiseTerm { above, answer } => drop(answer.send(self.raise_term(above))),
             WriterRequest::Register { asked, keyed, answer } => {
@@ -278,6 +322,28 @@ impl Writer {
                 self.refused_alike(&alike, host.as_deref(), &text);
             }
         }
+    }
+
+    /// A node said something, which is decided with what else there is.
+    fn heard(
+        &mut self,
+        host: String,
+        messages: Vec<Message>,
+        events: Vec<Draft>,
+        answer: Answer<()>,
+    ) {
+        let events = self.reports.kept(self.shared.clock.now(), &host, events);
+        let now = self.stage(hear(&host, messages.clone(), events));
+        self.afterwards(move |writer, stored| {
+            // What somebody else asked for may be what could not be stored.
+            let heard = match stored.is_ok() || stored.alone {
+                true => stored.and(Ok(now)),
+                false => writer.step(hear(&host, messages.clone(), Vec::new())),
+            };
+            let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
+            let heard = heard.map(|now| writer.shared.heard(&host, now, registers));
+            let _ = answer.send(heard);
+        });
     }
 
     /// Asks a lease's lender for another service level; the answer is which change of it that is.
@@ -336,32 +402,6 @@ impl Writer {
         }
     }
 
-    /// Keeps events that no decision belongs to, and those that could not be stored before.
-    fn note(&mut self, events: Vec<Draft>) {
-        let now = self.shared.clock.now();
-        self.store_later(now, events);
-        let (outcome, drafts) = (Decision::default(), self.unstored.next().cloned().collect());
-        let commit = self.numbered(now, drafts);
-        match self.commit(&commit) {
-            Ok(()) => {
-                self.unstored.stored();
-                self.shared.publish(outcome, commit.events, commit.first_event);
-            }
-            Err(error) => {
-                tracing::error!(%error, "events could not be stored; that is tried again");
-                self.shared.known().store_failures += 1;
-            }
-        }
-    }
-
-    /// Events that are not stored yet: whoever told them does not tell them again.
-    fn store_later(&mut self, now: u64, events: Vec<Draft>) {
-        for event in events {
-            let event = self.own(event).at(now);
-            self.unstored.keep(event);
-        }
-    }
-
     fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {
         key.map_or(Ok(KeyLookup::New), |key| self.answers.find(key, request))
     }
@@ -394,41 +434,13 @@ impl Writer {
         })
     }
 
-    /// One step of the authority: decide, store, then let it be known and send.
+    /// One step of the authority by itself: decide, store, then let it be known and send.
     fn step<R>(
         &mut self,
         decide: impl FnOnce(&mut Authority, u64) -> (R, Step),
     ) -> Result<R, ApiError> {
-        let now = self.shared.clock.now();
-        let (answer, step) = decide(&mut self.authority, now);
-        let Step { outcome, events, mut answers, mut forgotten_keys } = step;
-        answers.extend(self.answers.settled(&self.authority));
-        if !answers.is_empty() {
-            forgotten_keys.extend(self.answers.outdated(now, answers.len()));
-        }
-        let is_life = |record: &Record| matches!(record, Record::Host(_));
-        let reports = outcome.records.iter().any(is_life).then(|| self.reports.clone());
-        let numbered = self.number(now, &outcome, events.clone());
-        let records = outcome.records.clone();
-        let commit = Commit { records, answers, forgotten_keys, ..numbered };
-        let unchanged = commit.is_empty() && outcome.messages.is_empty();
-        if let Err(error) = self.commit(&commit) {
-            tracing::error!(%error, "a decision could not be stored and is taken back");
-            self.authority.take_back();
-            // A node says again that it has begun a life, and what was left out is to be told then.
-            if let Some(before) = reports {
-                self.reports = before;
-            }
-            self.store_later(now, events);
-            self.shared.known().store_failures += 1;
-            return Err(not_stored(&error));
-        }
-        commit.answers.into_iter().for_each(|kept| self.answers.put(kept));
-        commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
-        // Who waits for something to happen asks again when it has: a refusal is nothing to wait for.
-        if !unchanged {
-            self.shared.publish(outcome, commit.events, commit.first_event);
-        }
+        let answer = self.stage(decide);
+        self.store_group()?;
         Ok(answer)
     }
 
@@ -439,18 +451,6 @@ impl Writer {
             self.shared.commits.observe(begun.elapsed().as_secs_f64());
         }
         outcome
-    }
-
-    /// The events of a step, and which earlier ones are forgotten, as they are committed.
-    fn number(&mut self, now: u64, outcome: &Decision, mut drafts: Vec<Draft>) -> Commit {
-        for draft in self.shared.known().events_of(&outcome.records) {
-            match draft.restarted().map(str::to_owned) {
-                // A node begins as many lives as it likes.
-                Some(host) => drafts.extend(self.reports.kept(now, &host, vec![draft])),
-                None => drafts.push(draft),
-            }
-        }
-        self.numbered(now, drafts.into_iter().map(|draft| self.own(draft)).collect())
     }
 
     /// An event of what is done now, as it may be stored.

@@ -37,9 +37,9 @@ impl Writer {
             Ok(decided) => decided,
             Err(refused) => return Ok(Err(refused)),
         };
-        let outcome = Decision::default();
         let event = revocation_event(&asked, count);
-        let numbered = self.number(at_ms, &outcome, event.into_iter().collect());
+        let drafts = self.drafts(at_ms, event.into_iter().collect(), Vec::new());
+        let numbered = self.numbered(at_ms, drafts);
         let commit = self.keyed_commit(keyed, at_ms, Commit { certificates: changes, ..numbered });
         if let Err(error) = self.commit(&commit) {
             tracing::error!(%error, "a change of certificates could not be stored");
@@ -51,8 +51,8 @@ impl Writer {
             register.apply(commit.certificates);
             register.revoked().clone()
         };
-        commit.answers.into_iter().for_each(|kept| self.answers.put(kept));
-        commit.forgotten_keys.iter().for_each(|key| self.answers.forget(key));
+        self.answers.keep(commit.answers);
+        commit.forgotten_keys.iter().for_each(|key| drop(self.answers.forget(key)));
         let version = list.version;
         self.shared.revocations.learn(&list, now);
         self.shared.revoked_version.send_if_modified(|version| {
@@ -60,7 +60,7 @@ impl Writer {
             *version = list.version;
             is_new
         });
-        self.shared.publish(outcome, commit.events, commit.first_event);
+        self.shared.publish(Decision::default(), commit.events, commit.first_event);
         Ok(Ok(RegisterOutcome { certificates: count, version }))
     }
 

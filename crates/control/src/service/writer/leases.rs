@@ -7,7 +7,7 @@ use rackbus_lease::{
 use super::requests::{AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned};
 use super::{Step, Writer};
 use crate::answers::{
-    ANY_ACCELERATOR, BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER,
+    ANY_ACCELERATOR, BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER, is_back,
 };
 use crate::api::ApiError;
 use crate::events::lease_span;
@@ -25,6 +25,14 @@ fn borrow_request(
     let names: Vec<String> = functions.iter().map(FunctionId::to_string).collect();
     let function = if chosen { ANY_ACCELERATOR.to_owned() } else { names.join(TOGETHER) };
     KeyedRequest::Borrow { function, borrower: borrower.to_owned(), placement, group, level, vm }
+}
+
+/// The outcome of a request for functions, before it is stored.
+pub(super) enum DecidedGrant {
+    /// Leases that are granted, and whether the request may be repeated.
+    Leases { leases: Vec<LeaseId>, repeatable: bool },
+    /// The request was answered before, about these leases.
+    Answered(Box<BorrowAnswer>, Vec<LeaseId>),
 }
 
 impl Writer {
@@ -61,7 +69,7 @@ impl Writer {
         terms: &Terms,
         (key, chosen): (Option<String>, Option<ChosenFunction>),
         asker: QueueStanding,
-    ) -> Result<Result<Granted, BorrowRefused>, ApiError> {
+    ) -> Result<Result<DecidedGrant, BorrowRefused>, ApiError> {
         let request = borrow_request(functions, borrower, terms, chosen.is_some());
         match self.find(key.as_deref(), &request)? {
             KeyLookup::New => {}
@@ -71,15 +79,13 @@ impl Writer {
             KeyLookup::Answered(_, answer) if chosen.is_some() && answer.is_err() => {}
             // Its caller has them since: nobody takes one back because another has ended.
             KeyLookup::Answered(first, answer) if self.is_told(first, functions.len(), &answer) => {
-                let leases: Vec<LeaseId> = (first..).take(functions.len()).collect();
-                leases.iter().for_each(|lease| self.interests.told(*lease));
-                return Ok(Ok(Granted::Answered(answer, leases)));
+                let leases = (first..).take(functions.len()).collect();
+                return Ok(Ok(DecidedGrant::Answered(answer, leases)));
             }
             // The answer that is kept tells of the first; what was granted in one step has numbers in a row.
             KeyLookup::Pending(first) | KeyLookup::Answered(first, _) => {
-                let leases = (first..).take(functions.len());
-                let wanted = leases.map(|lease| self.want(lease, true)).collect();
-                return Ok(Ok(Granted::Leases(wanted)));
+                let leases = (first..).take(functions.len()).collect();
+                return Ok(Ok(DecidedGrant::Leases { leases, repeatable: true }));
             }
         }
         // Whoever waits for its turn is woken when one of them goes, and is told of that and not of its turn.
@@ -90,7 +96,7 @@ impl Writer {
             return Ok(Err(refused));
         }
         let repeatable = key.is_some();
-        let granted = self.step(|authority, at_ms| {
+        let granted = self.stage(|authority, at_ms| {
             match authority.borrow_all(at_ms, functions, borrower, terms) {
                 Ok((leases, outcome)) => {
                     let lease = leases[0];
@@ -100,17 +106,25 @@ impl Writer {
                 }
                 Err(refused) => (Err(refused), Step::default()),
             }
-        })?;
-        Ok(match granted {
-            Ok(leases) => {
+        });
+        if let Err(refused) = &granted {
+            self.refused_borrow(borrower, refused, asker);
+        }
+        Ok(granted.map(|leases| DecidedGrant::Leases { leases, repeatable }))
+    }
+
+    /// What was decided is stored: whoever asked for it waits for it, or is told that it has it.
+    pub(super) fn hand_out(&mut self, decided: DecidedGrant) -> Granted {
+        match decided {
+            DecidedGrant::Leases { leases, repeatable } => {
                 let wanted = leases.into_iter().map(|lease| self.want(lease, repeatable));
-                Ok(Granted::Leases(wanted.collect()))
+                Granted::Leases(wanted.collect())
             }
-            Err(refused) => {
-                self.refused_borrow(borrower, &refused, asker);
-                Err(refused)
+            DecidedGrant::Answered(answer, leases) => {
+                leases.iter().for_each(|lease| self.interests.told(*lease));
+                Granted::Answered(answer, leases)
             }
-        })
+        }
     }
 
     /// Whether a request for so many functions, of which the first has the lease `first`, need not wait to be answered as it
@@ -133,16 +147,15 @@ impl Writer {
         key: &str,
         borrower: &str,
         terms: &Terms,
-    ) -> Result<Option<Granted>, ApiError> {
+    ) -> Result<Option<DecidedGrant>, ApiError> {
         let request = borrow_request(&[], borrower, terms, true);
         Ok(match self.find(Some(key), &request)? {
             KeyLookup::New => None,
             KeyLookup::Answered(_, answer) if answer.is_err() => None,
-            KeyLookup::Answered(lease, answer) => {
-                self.interests.told(lease);
-                Some(Granted::Answered(answer, vec![lease]))
+            KeyLookup::Answered(lease, answer) => Some(DecidedGrant::Answered(answer, vec![lease])),
+            KeyLookup::Pending(lease) => {
+                Some(DecidedGrant::Leases { leases: vec![lease], repeatable: true })
             }
-            KeyLookup::Pending(lease) => Some(Granted::Leases(vec![self.want(lease, true)])),
         })
     }
 
@@ -195,8 +208,9 @@ impl Writer {
             KeyLookup::Answered(_, answer) => return Ok(Ok(Returned::Answered(answer))),
         }
         // Somebody else may have returned it, and its function still be on the way back.
-        let held = self.shared.known().is_held(lease);
-        let returned = self.step(|authority, at_ms| {
+        let record = self.authority.lease(lease);
+        let held = record.is_some_and(|record| !is_back(&self.authority, record));
+        let returned = self.stage(|authority, at_ms| {
             let keep = |key| KeptAnswer { key, request, lease, at_ms, answer: None };
             let answers = key.map(keep).into_iter().collect();
             match authority.give_back(at_ms, lease, within) {
@@ -206,25 +220,21 @@ impl Writer {
                 }
                 Err(refused) => (Err(refused), Step::default()),
             }
-        })?;
+        });
         if let Err(refused) = &returned {
             self.refused(None, &format!("a return was refused: {refused}"));
         }
         Ok(returned)
     }
 
-    /// Has somebody told that it has these leases, if all can be used. Where one is on its way back the others are not
-    /// wanted either.
-    pub(super) fn told(&mut self, leases: &[LeaseId]) -> bool {
+    /// Whether all of these leases can be used, so that somebody may be told that it has them. Where one is on its way back
+    /// the others are not wanted either.
+    pub(super) fn are_active(&self, leases: &[LeaseId]) -> bool {
         let is_active = |lease: &LeaseId| {
             let record = self.authority.lease(*lease);
             record.is_some_and(|record| matches!(record.state, LeaseState::Active { .. }))
         };
-        let all = leases.iter().all(is_active);
-        if all {
-            leases.iter().for_each(|lease| self.interests.told(*lease));
-        }
-        all
+        leases.iter().all(is_active)
     }
 
     /// Somebody waits for a lease, and may ask again where the request has a key (`repeatable`).
