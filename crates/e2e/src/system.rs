@@ -24,6 +24,8 @@ pub struct SystemGuest {
     /// Where its SSH server is reached.
     place: SocketAddrV4,
     key: PathBuf,
+    /// Where its logs are.
+    folder: PathBuf,
 }
 
 /// A port of this machine at an address of its own: one that was free is nobody else's before QEMU listens there.
@@ -45,10 +47,22 @@ impl SystemGuest {
         let printed = rack.json(&["vm", "args", "--host", host, "--fabric", name])?;
         let printed = printed["arguments"].as_array().into_iter().flatten();
         let printed: Vec<&str> = printed.filter_map(serde_json::Value::as_str).collect();
+        SystemGuest::spawn(rack.run_dir(), name, &printed)
+    }
+
+    /// Starts one that belongs to no rack, whose logs come to `folder`; else as [`start`](SystemGuest::start).
+    ///
+    /// # Errors
+    /// As [`start`](SystemGuest::start).
+    pub fn start_alone(folder: &Path, name: &str) -> Result<SystemGuest> {
+        SystemGuest::spawn(folder, name, &["-machine", "q35", "-m", "1G"])
+    }
+
+    fn spawn(folder: &Path, name: &str, arguments: &[&str]) -> Result<SystemGuest> {
         let assets = Assets::of_user();
         let files = assets.guest(GuestRelease::Trixie)?;
         let root = assets.cache().join("guests/system/root.ext4");
-        let key = rack.run_dir().join(format!("{name}.key"));
+        let key = folder.join(format!("{name}.key"));
         let place = own_place()?;
         let append = format!(
             "console=ttyS0 quiet init=/sbin/init \
@@ -57,11 +71,11 @@ impl SystemGuest {
         );
         let drive = format!("file={},if=virtio,format=raw,snapshot=on", root.display());
         let network = format!("user,id=net,restrict=on,hostfwd=tcp:{place}-:22");
-        let console = format!("file:{}", rack.run_dir().join(format!("{name}.log")).display());
+        let console = format!("file:{}", folder.join(format!("{name}.log")).display());
         let qemu = Command::new(assets.qemu()?)
             .args(["-nodefaults", "-display", "none", "-accel", assets.accel()?.name()])
             .args(["-cpu", "max", "-smp", "2"])
-            .args(printed)
+            .args(arguments)
             .arg("-kernel")
             .arg(files.kernel)
             .arg("-initrd")
@@ -69,9 +83,10 @@ impl SystemGuest {
             .args(["-append", &append, "-drive", &drive, "-serial", &console])
             .args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="])
             .stdin(Stdio::null())
-            .stderr(File::create(rack.run_dir().join(format!("{name}.qemu.log")))?)
+            .stderr(File::create(folder.join(format!("{name}.qemu.log")))?)
             .spawn()?;
-        Ok(SystemGuest { name: name.to_owned(), qemu, place, key })
+        let (name, folder) = (name.to_owned(), folder.to_owned());
+        Ok(SystemGuest { name, qemu, place, key, folder })
     }
 
     /// The name of the host that it is.
@@ -122,31 +137,43 @@ impl SystemGuest {
         Ok(said)
     }
 
+    /// Copies a file of this machine to `to` in the guest.
+    ///
+    /// # Errors
+    /// When the guest is not reached, or has no room.
+    pub fn copy(&self, file: &Path, to: &str) -> Result<()> {
+        let mut copy = self.command(&format!("cat >{to}"));
+        let output = copy.stdin(File::open(file)?).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "guest {}: copying to {to}: {errors}", self.name);
+        Ok(())
+    }
+
     /// Waits until somebody can log in, and gives the number of this boot.
     ///
     /// # Errors
     /// When nobody can in time, or QEMU ends.
-    pub fn booted(&mut self, rack: &RackProcesses) -> Result<String> {
-        self.after(rack, "")
+    pub fn booted(&mut self) -> Result<String> {
+        self.after("")
     }
 
     /// Reboots it in order, and waits until somebody can log in again.
     ///
     /// # Errors
     /// As [`booted`](SystemGuest::booted).
-    pub fn reboot(&mut self, rack: &RackProcesses) -> Result<()> {
-        let before = self.booted(rack)?;
+    pub fn reboot(&mut self) -> Result<()> {
+        let before = self.booted()?;
         // The connection may end before the answer.
         let _: Output = self.command("systemctl reboot").output()?;
-        self.after(rack, &before).map(drop)
+        self.after(&before).map(drop)
     }
 
     /// Waits until somebody can log in after the boot of this number.
-    fn after(&mut self, rack: &RackProcesses, before: &str) -> Result<String> {
+    fn after(&mut self, before: &str) -> Result<String> {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.qemu.try_wait()? {
-                let log = rack.run_dir().join(format!("{}.qemu.log", self.name));
+                let log = self.folder.join(format!("{}.qemu.log", self.name));
                 let said = std::fs::read_to_string(log).unwrap_or_default();
                 return Err(CheckFailure(format!("QEMU of {} ended: {status}: {said}", self.name)));
             }

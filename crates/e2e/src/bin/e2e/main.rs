@@ -19,6 +19,7 @@ mod machines;
 mod memory;
 mod metal;
 mod nics;
+mod packages;
 mod peers;
 mod physical;
 mod programs;
@@ -55,12 +56,13 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 5] = [
+const ALONE: [Alone; 6] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
     ("guests on two machines use a third one's network card and memory", machines::functions),
+    ("a machine's systemd runs the package's control plane and node", packages::units),
 ];
 
 /// Those without a rack that are the same as another one on another version of Linux.

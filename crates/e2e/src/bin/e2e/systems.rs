@@ -20,7 +20,7 @@ pub fn installed_by_ssh(
     neighbour: &mut Guest,
     folder: &str,
 ) -> Result<()> {
-    system.booted(rack)?;
+    system.booted()?;
     let (destination, options) = (system.destination(), system.options());
     let mut install = vec!["guest", "install", "--from", folder, "--ssh", &destination];
     install.extend(options.iter().flat_map(|option| ["--ssh-option", option]));
@@ -54,7 +54,7 @@ pub fn installed_by_ssh(
         "-loops 3",
         folder,
     )?;
-    system.reboot(rack)?;
+    system.reboot()?;
     let state = system.run("systemctl is-active run-rackbus.mount")?;
     ensure!(state == "active", "the rack is not mounted after a reboot: {state}");
     between(
