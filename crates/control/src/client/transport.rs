@@ -1,5 +1,5 @@
-//! Requests over HTTP, each on a connection of its own. One whose answer was lost is repeated: what changes something with
-//! the same key, and what only reads.
+//! Requests over HTTP: to this machine each on a connection of its own, to others on one that is kept. One whose answer was
+//! lost is repeated: what changes something with the same key, and what only reads.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};

@@ -37,7 +37,7 @@ fn package(folder: &Path) -> Result<PathBuf> {
     Ok(text(&made.stdout).into())
 }
 
-/// A process of a unit.
+/// Number of the main process of a unit that runs.
 fn main_process(machine: &SystemGuest, unit: &str) -> Result<String> {
     machine.run(&format!("systemctl show -p MainPID --value {unit}"))
 }
@@ -57,13 +57,12 @@ pub fn units(dir: &Path) -> Result<()> {
         "systemctl enable --now rackbus-control && {RACKBUS} token alpha >/etc/rackbus/token"
     ))?;
     // The units say when they are ready.
-    machine.run(
-        "systemctl enable --now rackbus-node && systemctl is-active rackbus-node rackbus-control",
-    )?;
+    machine.run("systemctl enable --now rackbus-node && systemctl is-active rackbus-node")?;
     machine.run(&format!("{RACKBUS} borrow alpha/nvme0 --for alpha"))?;
     let node = main_process(&machine, "rackbus-node")?;
     // It is needed once.
-    machine.run("rm /etc/rackbus/token && sed -i 's/^RACKBUS_NODE_ARGS=.*/RACKBUS_NODE_ARGS=/' /etc/rackbus/node.env")?;
+    machine.run("rm /etc/rackbus/token")?;
+    machine.run("sed -i 's/^RACKBUS_NODE_ARGS=.*/RACKBUS_NODE_ARGS=/' /etc/rackbus/node.env")?;
     machine.run("systemctl reload rackbus-node")?;
     let after = main_process(&machine, "rackbus-node")?;
     ensure!(node == after, "the node was process {node} and is {after} after a reload");
