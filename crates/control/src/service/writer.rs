@@ -232,13 +232,13 @@ impl Writer {
     ) {
         let mut next = Some(first);
         while let Some((by, request)) = next {
-            // What a node says is not what it asks for.
-            let asks = !matches!(request, WriterRequest::Heard { .. });
-            self.by = by.filter(|_| asks);
             if !self.group.takes(&request) {
                 // Who asked for something of the group is answered with the error.
                 let _ = self.store_group();
             }
+            // What a node says is not what it asks for.
+            let asks = !matches!(request, WriterRequest::Heard { .. });
+            self.by = by.filter(|_| asks);
             self.serve(request);
             self.by = None;
             next = self.group.has_room().then(|| requests.try_recv().ok()).flatten();
