@@ -100,6 +100,39 @@ impl MappedRegisters {
         Some(())
     }
 
+    /// Stores whole words from `offset` on, in order, two at a time where they are aligned; `None`, with nothing stored, where
+    /// not all of them are inside. A device's memory takes such stores whole, and in this order.
+    #[inline]
+    pub fn store(&self, offset: u64, words: &[u32]) -> Option<()> {
+        let last = offset.checked_add(4 * (words.len() as u64).checked_sub(1)?)?;
+        self.word(last)?;
+        let mut at = self.word(offset)?;
+        let mut rest = words;
+        while let [first, more @ ..] = rest {
+            let aligned = (at as usize).is_multiple_of(8);
+            // SAFETY: first and last word are aligned and inside of the mapping, and so is what is in between.
+            unsafe {
+                match more {
+                    [second, more @ ..] if aligned => {
+                        let both = [*first, *second].map(u64::from);
+                        let both = if cfg!(target_endian = "little") {
+                            both[0] | both[1] << 32
+                        } else {
+                            both[0] << 32 | both[1]
+                        };
+                        at.cast::<u64>().write_volatile(both);
+                        (at, rest) = (at.add(2), more);
+                    }
+                    _ => {
+                        at.write_volatile(*first);
+                        (at, rest) = (at.add(1), more);
+                    }
+                }
+            }
+        }
+        Some(())
+    }
+
     /// Whether the device was removed.
     pub fn gone(&self) -> bool {
         self.registration.truncated()
@@ -143,6 +176,24 @@ mod tests {
         for length in [0, 4097] {
             assert!(MappedRegisters::map(memory.as_fd(), length).is_err(), "{length}");
         }
+    }
+
+    #[test]
+    fn words_that_are_stored_at_once_are_all_inside_or_none_is_stored() {
+        let memory = SharedMemory::create("registers", 4096).unwrap();
+        let registers = MappedRegisters::map(memory.as_fd(), 4096).unwrap();
+        for (at, count) in [(0, 1), (4, 5), (8, 4), (4092, 1), (4080, 4)] {
+            let words: Vec<u32> = (1..=count).map(|word| at as u32 + word).collect();
+            assert_eq!(registers.store(at, &words), Some(()));
+            for (nth, word) in (0..).zip(&words) {
+                assert_eq!(registers.read(at + 4 * nth), Some(*word));
+            }
+        }
+        let before = registers.read(4088);
+        for (at, words) in [(4088, &[7; 3][..]), (2, &[7]), (0, &[]), (u64::MAX - 3, &[7; 2])] {
+            assert_eq!(registers.store(at, words), None, "{at}");
+        }
+        assert_eq!(registers.read(4088), before);
     }
 
     #[test]
