@@ -8,16 +8,18 @@
 //!
 //! [`shm`] is the link between hosts on one machine: memory itself is passed, so what is mapped
 //! once needs no software afterwards. [`tcp`] is the one between machines: a medium's operations are carried
-//! over TLS. Nothing above this crate knows how a link finds and knows its peers.
+//! over TLS. [`ntb`] stands before that one where an NTB joins two machines, for segments and the network. Nothing above this crate knows how a link finds and knows its peers.
 
 mod conversation;
 mod framed;
 mod medium;
+pub mod ntb;
 pub mod presence;
 mod session;
 pub mod shm;
 pub mod tcp;
 mod tls;
+mod whole;
 
 use std::sync::Arc;
 
@@ -226,6 +228,11 @@ pub trait Link: Connect {
     fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
         let _ = conversation;
         Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// What the NTBs have counted through which some of its conversations go.
+    fn bridges(&self) -> Vec<ntb::BridgeStatus> {
+        Vec::new()
     }
 }
 

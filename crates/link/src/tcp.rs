@@ -3,10 +3,8 @@
 //! An address is `tcp:HOST:PORT`, where the node of a host listens. Which host a peer is says its certificate
 //! ([`Subject::Node`]). Nothing of one machine can be passed to another: what needs that is refused on both
 //! sides. What is left is the conversation of a front at the borrower with its medium at the lender, that of the network,
-//! whose frames are carried, and that about segments, whose packets (`packets`) say what became of memory instead of
+//! whose frames are carried, and that about segments, whose packets (`whole`) say what became of memory instead of
 //! passing it.
-
-pub(crate) mod packets;
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};

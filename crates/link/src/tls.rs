@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use crate::tcp::packets::TlsPackets;
+use crate::whole::{HoldingStream, WholePackets};
 use crate::{Conversation, VERSIONS};
 
 /// How long an idle peer may be silent before its kernel is asked whether it is there.
@@ -307,10 +307,9 @@ impl TlsConversation {
     }
 }
 
-/// For messages, which are put in whole: see [`TlsPackets`].
-impl TlsConversation {
-    /// Puts in what has room in TLS, sends what the socket takes now, and says whether some is held.
-    pub(crate) fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
+/// For messages, which are put in whole.
+impl HoldingStream for TlsConversation {
+    fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
         for part in parts {
             tls.writer().write_all(part).map_err(|error| stream_error(&error))?;
@@ -319,13 +318,15 @@ impl TlsConversation {
         Ok(tls.wants_write())
     }
 
-    /// Sends all that TLS holds, within the time that a peer may take for that.
-    pub(crate) fn give_held(&self) -> Result<(), StreamError> {
+    fn give_held(&self) -> Result<(), StreamError> {
         Stream::send(self, &[], &[])
     }
 
-    /// Waits until something can be received, or it is `until`.
-    pub(crate) fn wait_readable(&self, until: Option<Instant>) -> Result<(), StreamError> {
+    fn receive_now(&self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+        self.receive_some(buffer, stream_error)
+    }
+
+    fn wait_readable(&self, until: Option<Instant>) -> Result<(), StreamError> {
         self.0.wait(false, until)
     }
 }
@@ -379,7 +380,7 @@ impl Conversation for TlsConversation {
     /// Nothing need be said for it: messages follow.
     fn offer_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {
         self.receive_without_limit();
-        Ok(Arc::new(TlsPackets::new(self.clone())?))
+        Ok(Arc::new(WholePackets::new(self.clone())?))
     }
 
     fn take_packets(&self) -> Result<Arc<dyn PacketStream>, StreamError> {

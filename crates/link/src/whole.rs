@@ -1,6 +1,7 @@
-//! Whole messages over TLS: each with its length (32 bits, little endian) before it, and nothing beside it.
+//! Whole messages over a stream that passes no memory: each with its length (32 bits, little endian) before it, and nothing
+//! beside it.
 //!
-//! A message is taken whole or not at all: while TLS still holds bytes that the socket did not take, nothing
+//! A message is taken whole or not at all: while the stream still holds bytes that its socket did not take, nothing
 //! more is put in, so one who takes nothing costs one message. A thread gives what is held to the socket when
 //! that has room again; it lives for as long as the conversation.
 
@@ -12,20 +13,46 @@ use rackbus_memory::{AdaptiveSpin, HandleRef, Handles, PacketStream, Stream, Str
 use rustix::io::Errno;
 
 use crate::framed::FramedPackets;
-use crate::tls::{TlsConversation, stream_error};
 
-/// A conversation of packets over TLS. It ends when it is dropped.
+/// A stream that holds what its socket does not take at once.
+pub(crate) trait HoldingStream: Stream + Clone + std::fmt::Debug + 'static {
+    /// Holds all parts, gives the socket what that takes now, and says whether something is held still.
+    ///
+    /// # Errors
+    /// When the connection is of no more use.
+    fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError>;
+
+    /// Gives the socket all that is held, within the time that a peer may take for that.
+    ///
+    /// # Errors
+    /// As [`put`](HoldingStream::put), and when the peer takes too long.
+    fn give_held(&self) -> Result<(), StreamError>;
+
+    /// Receives what is there into the beginning of `buffer`; 0 when there is nothing.
+    ///
+    /// # Errors
+    /// As [`put`](HoldingStream::put).
+    fn receive_now(&self, buffer: &mut [u8]) -> Result<usize, StreamError>;
+
+    /// Waits until something can be received, or it is `until`.
+    ///
+    /// # Errors
+    /// [`StreamError::TimedOut`] then.
+    fn wait_readable(&self, until: Option<Instant>) -> Result<(), StreamError>;
+}
+
+/// A conversation of packets over such a stream. It ends when it is dropped.
 #[derive(Debug)]
-pub(crate) struct TlsPackets {
-    stream: TlsConversation,
-    /// Whether TLS holds something that the socket did not take.
-    held: Arc<TlsBacklog>,
+pub(crate) struct WholePackets<S: HoldingStream> {
+    stream: S,
+    /// Whether the stream holds something that its socket did not take.
+    held: Arc<Backlog>,
     /// Bytes of messages that have not been asked for.
     incoming: Mutex<FramedPackets>,
 }
 
 #[derive(Debug, Default)]
-struct TlsBacklog {
+struct Backlog {
     state: Mutex<Holding>,
     changed: Condvar,
 }
@@ -36,13 +63,13 @@ struct Holding {
     ended: bool,
 }
 
-impl TlsBacklog {
+impl Backlog {
     fn lock(&self) -> MutexGuard<'_, Holding> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the socket what TLS holds, whenever there is something, until the conversation ends.
-    fn give(&self, stream: &TlsConversation) {
+    /// Gives the socket what the stream holds, whenever there is something, until the conversation ends.
+    fn give(&self, stream: &impl HoldingStream) {
         loop {
             let waiting = |it: &mut Holding| !it.some && !it.ended;
             let waited = self.changed.wait_while(self.lock(), waiting);
@@ -51,7 +78,7 @@ impl TlsBacklog {
             }
             let outcome = stream.give_held();
             if outcome.is_err() {
-                // It took nothing for as long as it may take. Nothing more is put into TLS, which nobody would give away.
+                // It took nothing for as long as it may take. Nothing more is held, which nobody would give away.
                 Stream::shut_down(stream);
             }
             let mut held = self.lock();
@@ -66,23 +93,23 @@ impl TlsBacklog {
     }
 }
 
-impl TlsPackets {
+impl<S: HoldingStream> WholePackets<S> {
     /// Goes on with a conversation that nothing else is sent over.
     ///
     /// # Errors
     /// When there is no thread for it.
-    pub(crate) fn new(stream: TlsConversation) -> Result<TlsPackets, StreamError> {
-        let held = Arc::<TlsBacklog>::default();
+    pub(crate) fn new(stream: S) -> Result<WholePackets<S>, StreamError> {
+        let held = Arc::<Backlog>::default();
         let (theirs, giving) = (held.clone(), stream.clone());
         std::thread::Builder::new()
             .name("link packets".into())
             .spawn(move || theirs.give(&giving))
             .map_err(|_| StreamError::Socket(Errno::AGAIN))?;
-        Ok(TlsPackets { stream, held, incoming: Mutex::default() })
+        Ok(WholePackets { stream, held, incoming: Mutex::default() })
     }
 }
 
-impl Drop for TlsPackets {
+impl<S: HoldingStream> Drop for WholePackets<S> {
     fn drop(&mut self) {
         self.held.lock().ended = true;
         self.held.changed.notify_all();
@@ -90,7 +117,7 @@ impl Drop for TlsPackets {
     }
 }
 
-impl PacketStream for TlsPackets {
+impl<S: HoldingStream> PacketStream for WholePackets<S> {
     fn send(&self, message: &[u8], handles: &[HandleRef<'_>]) -> Result<(), StreamError> {
         if !handles.is_empty() {
             return Err(StreamError::Socket(Errno::OPNOTSUPP));
@@ -123,7 +150,7 @@ impl PacketStream for TlsPackets {
                 spin.waited(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
                 return Ok(Packet { length, handles: Handles::new(), lost: false });
             }
-            match self.stream.receive_some(incoming.room(), stream_error)? {
+            match self.stream.receive_now(incoming.room())? {
                 0 if begun.elapsed() < polled => std::hint::spin_loop(),
                 0 => self.stream.wait_readable(deadline)?,
                 count => incoming.received(count),

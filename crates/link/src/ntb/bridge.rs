@@ -1,0 +1,445 @@
+//! The thread that moves the conversations of one NTB between its arenas and sockets of this process.
+//!
+//! It looks as long as something moves, and for a bounded, adaptive time after that; then it says to its peer that it sleeps, and
+//! waits for a doorbell, for its own sockets, and for the next beat.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::{AdaptiveSpin, Event, Stream};
+use rustix::event::{PollFd, PollFlags};
+
+use super::conversation::{receive_some, send_some};
+use super::joint::{Arenas, Joint, JointEvent};
+use super::layout::{ArenaLayout, SLOTS};
+
+/// Bytes that are moved of one conversation before the others have a turn, and the beat.
+const PIECE: usize = 4096;
+/// How long after it said that it sleeps a bridge looks once more: a store that was under way then rings nothing.
+const ONCE_MORE: Duration = Duration::from_millis(1);
+/// How often is looked whether the NTB is as it was set up, and how long after it failed it is opened again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// One end of an NTB, as its driver has it.
+pub trait NtbDriver: Arenas + Send {
+    /// How the arenas are laid out, by the sizes of the windows.
+    fn layout(&self) -> ArenaLayout;
+
+    /// Rings the peer's doorbell.
+    fn ring(&self);
+
+    /// Readable when the peer has rung.
+    fn bell(&self) -> BorrowedFd<'_>;
+
+    /// Takes note of the peer's ring, so that it can ring again; false when there was none.
+    fn answer(&self) -> bool;
+
+    /// Whether the NTB still is as it was set up.
+    fn works(&self) -> bool;
+}
+
+/// Opens an end of an NTB, when the link begins and again after it failed.
+pub type OpenNtb = Box<dyn Fn() -> std::io::Result<Box<dyn NtbDriver>> + Send>;
+
+/// What the link through one NTB has counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BridgeStatus {
+    /// The host at the other end.
+    pub host: String,
+    /// Whether that host's node is there.
+    pub up: bool,
+    /// Bytes of conversations that were stored into the peer's memory, and that it stored here.
+    pub bytes: [u64; 2],
+    /// Conversations that this host began, and that its peer began.
+    pub conversations: [u64; 2],
+    /// Doorbells that were rung at the peer's end, and that rang here.
+    pub doorbells: [u64; 2],
+    /// How often this end slept.
+    pub sleeps: u64,
+    /// How often the peer was lost, or began a new life.
+    pub losses: u64,
+    /// How often what the peer stored made no sense.
+    pub violations: u64,
+}
+
+/// Conversations that peers began, and nobody has taken yet: at most as many as an NTB has slots.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    queue: Mutex<VecDeque<(String, UnixStream)>>,
+    event: Event,
+}
+
+impl Incoming {
+    pub(super) fn new() -> std::io::Result<Incoming> {
+        Ok(Incoming { queue: Mutex::default(), event: Event::new()? })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<(String, UnixStream)>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts one in that comes from `host`, and gives the bridge's end of it.
+    fn put(&self, host: &str) -> std::io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut queue = self.queue();
+        if queue.len() >= SLOTS {
+            return Err(std::io::Error::other("too many have not been heard yet"));
+        }
+        queue.push_back((host.to_owned(), theirs));
+        self.event.ring();
+        Ok(ours)
+    }
+
+    /// Takes the oldest one, with the host that it comes from.
+    pub(super) fn take(&self) -> Option<(String, UnixStream)> {
+        self.event.drain();
+        let mut queue = self.queue();
+        let first = queue.pop_front();
+        if !queue.is_empty() {
+            self.event.ring();
+        }
+        first
+    }
+
+    /// Readable when there is one.
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// What the rest of the link has of an NTB.
+#[derive(Debug)]
+pub(super) struct LinkEnd {
+    host: String,
+    /// Conversations that are to begin: the bridge's ends of their sockets.
+    wanted: Mutex<VecDeque<UnixStream>>,
+    wake: Event,
+    stopped: AtomicBool,
+    up: AtomicBool,
+    sleeps: AtomicU64,
+    doorbells: [AtomicU64; 2],
+    /// Of the lives of the NTB that are over, and of this one.
+    counted: Mutex<BridgeStatus>,
+}
+
+impl LinkEnd {
+    pub(super) fn new(host: String) -> std::io::Result<LinkEnd> {
+        Ok(LinkEnd {
+            host,
+            wanted: Mutex::default(),
+            wake: Event::new()?,
+            stopped: AtomicBool::new(false),
+            up: AtomicBool::new(false),
+            sleeps: AtomicU64::new(0),
+            doorbells: Default::default(),
+            counted: Mutex::default(),
+        })
+    }
+
+    /// Begins a conversation with the peer; `None` while it is not there, or as many are to begin as can be.
+    pub(super) fn begin(&self) -> std::io::Result<Option<UnixStream>> {
+        if !self.up.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        if wanted.len() >= SLOTS {
+            return Ok(None);
+        }
+        wanted.push_back(theirs);
+        drop(wanted);
+        self.wake.ring();
+        Ok(Some(ours))
+    }
+
+    /// Has the thread end.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.wake.ring();
+    }
+
+    pub(super) fn status(&self) -> BridgeStatus {
+        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        BridgeStatus {
+            host: self.host.clone(),
+            up: self.up.load(Ordering::Relaxed),
+            doorbells: self.doorbells.each_ref().map(|count| count.load(Ordering::Relaxed)),
+            sleeps: self.sleeps.load(Ordering::Relaxed),
+            ..counted
+        }
+    }
+
+    /// Opens the NTB and serves it, again whenever it failed, until it is to [stop](LinkEnd::stop).
+    pub(super) fn serve(&self, even: bool, open: &OpenNtb, incoming: &Incoming) {
+        let mut told = None;
+        while !self.stopped.load(Ordering::Relaxed) {
+            match open() {
+                Ok(bridge) => {
+                    told = None;
+                    let mut moving = MovingBridge::new(self, bridge, even, incoming);
+                    moving.run();
+                    self.up.store(false, Ordering::Relaxed);
+                    if !self.stopped.load(Ordering::Relaxed) {
+                        tracing::warn!(host = self.host, "the NTB was reset: it is opened anew");
+                    }
+                }
+                Err(error) => {
+                    let said = Some(error.to_string());
+                    if said != told {
+                        tracing::warn!(host = self.host, %error, "the NTB cannot be used for the link; it is tried again");
+                        told = said;
+                    }
+                }
+            }
+            if !self.stopped.load(Ordering::Relaxed) {
+                self.wake.wait(Some(u64::try_from(AGAIN.as_nanos()).unwrap_or(u64::MAX)));
+            }
+        }
+    }
+}
+
+/// An open NTB, with its conversations.
+struct MovingBridge<'e> {
+    end: &'e LinkEnd,
+    incoming: &'e Incoming,
+    bridge: Box<dyn NtbDriver>,
+    joint: Joint,
+    /// The sockets of the conversations, by their slots.
+    sockets: BTreeMap<usize, UnixStream>,
+    /// Those that do not take more bytes just now, and those whose peer does not.
+    full: BTreeSet<usize>,
+    waiting: BTreeSet<usize>,
+    asleep: bool,
+    buffer: Vec<u8>,
+    /// What was counted in former lives.
+    before: BridgeStatus,
+}
+
+impl<'e> MovingBridge<'e> {
+    fn new(
+        end: &'e LinkEnd,
+        bridge: Box<dyn NtbDriver>,
+        even: bool,
+        incoming: &'e Incoming,
+    ) -> MovingBridge<'e> {
+        let life = u32::from_ne_bytes(rackbus_identity::random());
+        let joint = Joint::new(bridge.layout(), even, life, Instant::now());
+        let (sockets, full, waiting) = Default::default();
+        let before = end.status();
+        let (asleep, buffer) = (false, vec![0; PIECE]);
+        MovingBridge {
+            end,
+            incoming,
+            bridge,
+            joint,
+            sockets,
+            full,
+            waiting,
+            asleep,
+            buffer,
+            before,
+        }
+    }
+
+    fn run(&mut self) {
+        let mut spin = AdaptiveSpin::default();
+        let (mut idle, mut looked) = (Instant::now(), Instant::now());
+        while !self.end.stopped.load(Ordering::Relaxed) {
+            if looked.elapsed() > AGAIN {
+                looked = Instant::now();
+                if !self.bridge.works() {
+                    return;
+                }
+            }
+            if self.turn() {
+                spin.waited(u64::try_from(idle.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                idle = Instant::now();
+                self.wake_up();
+            } else if !self.asleep && idle.elapsed() < Duration::from_nanos(spin.budget_ns()) {
+                // Whoever is to send something may need this processor.
+                std::thread::yield_now();
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    /// Moves a piece of each conversation; whether anything moved.
+    fn turn(&mut self) -> bool {
+        let mut moved = self.look() | self.begin_wanted();
+        for slot in self.sockets.keys().copied().collect::<Vec<_>>() {
+            moved |= self.send(slot) | self.receive(slot);
+        }
+        if self.joint.is_to_ring(&*self.bridge) {
+            self.end.doorbells[0].fetch_add(1, Ordering::Relaxed);
+            self.bridge.ring();
+        }
+        if moved {
+            self.count();
+        }
+        moved
+    }
+
+    /// Looks what the peer says; whether it said anything.
+    fn look(&mut self) -> bool {
+        let events = self.joint.look(&*self.bridge, Instant::now());
+        for event in &events {
+            match *event {
+                JointEvent::Up => {
+                    tracing::info!(host = self.end.host, "the host is there, through the NTB");
+                    self.end.up.store(true, Ordering::Relaxed);
+                }
+                JointEvent::Down => {
+                    tracing::warn!(host = self.end.host, "the host was lost, through the NTB");
+                    self.end.up.store(false, Ordering::Relaxed);
+                    self.sockets.clear();
+                }
+                JointEvent::Begun(slot) => match self.incoming.put(&self.end.host) {
+                    Ok(socket) => drop(self.sockets.insert(slot, socket)),
+                    Err(error) => {
+                        tracing::error!(%error, "a conversation through the NTB was refused");
+                        self.joint.end(&*self.bridge, slot);
+                    }
+                },
+                JointEvent::Ended(slot) => drop(self.sockets.remove(&slot)),
+            }
+        }
+        !events.is_empty()
+    }
+
+    /// Begins what is wanted. What has no slot is dropped, so that it ends at once.
+    fn begin_wanted(&mut self) -> bool {
+        let mut wanted = self.end.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = std::mem::take(&mut *wanted);
+        let some = !wanted.is_empty();
+        for socket in wanted {
+            match self.joint.begin(&*self.bridge) {
+                Some(slot) => drop(self.sockets.insert(slot, socket)),
+                None => tracing::warn!(
+                    host = self.end.host,
+                    "a conversation through the NTB cannot begin: all places are taken"
+                ),
+            }
+        }
+        some
+    }
+
+    /// Sends a piece of what the node has for its peer.
+    fn send(&mut self, slot: usize) -> bool {
+        let Some(socket) = self.sockets.get(&slot) else { return false };
+        let Some(room) = self.joint.room(&*self.bridge, slot) else { return self.end_of(slot) };
+        self.waiting.remove(&slot);
+        if room == 0 {
+            self.waiting.insert(slot);
+            return false;
+        }
+        let piece = room.min(PIECE);
+        match receive_some(socket, &mut self.buffer[..piece]) {
+            Ok(None) => false,
+            Ok(Some(count @ 1..)) => {
+                self.joint.put(&*self.bridge, slot, &self.buffer[..count]);
+                true
+            }
+            Ok(Some(0)) | Err(_) => self.end_of(slot),
+        }
+    }
+
+    /// Gives the node a piece of what its peer sent.
+    fn receive(&mut self, slot: usize) -> bool {
+        let Some(socket) = self.sockets.get(&slot) else { return false };
+        let Some(count) = self.joint.peek(&*self.bridge, slot, &mut self.buffer) else {
+            return self.end_of(slot);
+        };
+        self.full.remove(&slot);
+        if count == 0 {
+            return false;
+        }
+        match send_some(socket, &self.buffer[..count]) {
+            Ok(0) => {
+                self.full.insert(slot);
+                false
+            }
+            Ok(count) => {
+                self.joint.take(&*self.bridge, slot, count);
+                true
+            }
+            Err(_) => self.end_of(slot),
+        }
+    }
+
+    /// A conversation is over, at either end.
+    fn end_of(&mut self, slot: usize) -> bool {
+        self.joint.end(&*self.bridge, slot);
+        // Whoever has the other end of the socket sees that.
+        if let Some(socket) = self.sockets.remove(&slot) {
+            socket.shut_down();
+        }
+        true
+    }
+
+    fn wake_up(&mut self) {
+        if std::mem::take(&mut self.asleep) {
+            self.joint.sleep(&*self.bridge, false);
+        }
+    }
+
+    /// Sleeps until something rings or the next beat.
+    fn wait(&mut self) {
+        let limit = match self.asleep {
+            true => self.joint.next_beat().saturating_duration_since(Instant::now()),
+            false => {
+                self.asleep = true;
+                self.end.sleeps.fetch_add(1, Ordering::Relaxed);
+                self.joint.sleep(&*self.bridge, true);
+                ONCE_MORE
+            }
+        };
+        let limit = limit.try_into().unwrap_or_default();
+        let bell = PollFd::from_borrowed_fd(self.bridge.bell(), PollFlags::IN);
+        let mut polled = vec![bell, PollFd::new(&self.end.wake, PollFlags::IN)];
+        for (slot, socket) in &self.sockets {
+            let mut ready = PollFlags::empty();
+            ready.set(PollFlags::IN, !self.waiting.contains(slot));
+            ready.set(PollFlags::OUT, self.full.contains(slot));
+            if !ready.is_empty() {
+                polled.push(PollFd::new(socket, ready));
+            }
+        }
+        // An interrupted wait is a look too many.
+        let _ = rustix::event::poll(&mut polled, Some(&limit));
+        self.end.wake.drain();
+        if self.bridge.answer() {
+            self.end.doorbells[1].fetch_add(1, Ordering::Relaxed);
+            // The peer rings once for each time that this end sleeps.
+            self.wake_up();
+        }
+    }
+
+    fn count(&self) {
+        let (counts, before) = (self.joint.counts(), &self.before);
+        let sum = |one: [u64; 2], other: [u64; 2]| [one[0] + other[0], one[1] + other[1]];
+        let mut counted = self.end.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.bytes = sum(before.bytes, counts.bytes);
+        counted.conversations = sum(before.conversations, counts.conversations);
+        counted.losses = before.losses + counts.losses;
+        counted.violations = before.violations + counts.violations;
+    }
+}
+
+/// Serves an NTB on a thread of its own until the end is told to stop.
+///
+/// # Errors
+/// When there is no thread for it.
+pub(super) fn serve_on_thread(
+    end: Arc<LinkEnd>,
+    even: bool,
+    open: OpenNtb,
+    incoming: Arc<Incoming>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let serve = move || end.serve(even, &open, &incoming);
+    std::thread::Builder::new().name("link ntb".into()).spawn(serve)
+}

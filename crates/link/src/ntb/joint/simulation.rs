@@ -1,0 +1,348 @@
+//! Two ends of an NTB whose stores arrive late, in the order in which they were made; processes stand still, die and are started
+//! anew, with stores of the former ones under way. At every step a conversation receives what was sent in it, in order, and nothing
+//! else. When nothing dies any more, the ends find each other, and what was sent arrives whole. A peer that stores whatever it
+//! likes harms nothing but its own conversations.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+
+use rackbus_seeds::{Random, Simulation};
+
+use super::*;
+
+const SIMULATION: Simulation =
+    Simulation { test: "-p rackbus-link ntb::joint::simulation", usual: 300 };
+
+/// A small arena: rings of 4 KiB.
+fn layout() -> ArenaLayout {
+    ArenaLayout::within([512 << 10; 2]).unwrap()
+}
+
+/// The arenas of both ends, and what is under way to each.
+struct Memory {
+    arenas: [Vec<u8>; 2],
+    under_way: [VecDeque<(u32, u32)>; 2],
+}
+
+impl Memory {
+    fn arrive(&mut self, end: usize) -> bool {
+        let Some((at, word)) = self.under_way[end].pop_front() else { return false };
+        self.arenas[end][at as usize..][..4].copy_from_slice(&word.to_ne_bytes());
+        true
+    }
+}
+
+/// What one end reaches of them.
+struct Side<'m>(&'m RefCell<Memory>, usize);
+
+impl Arenas for Side<'_> {
+    fn load(&self, at: u32) -> u32 {
+        let mut word = [0; 4];
+        self.copy(at, &mut word);
+        u32::from_ne_bytes(word)
+    }
+
+    fn copy(&self, at: u32, out: &mut [u8]) {
+        out.copy_from_slice(&self.0.borrow().arenas[self.1][at as usize..][..out.len()]);
+    }
+
+    fn clear(&self, at: u32, bytes: u32) {
+        self.0.borrow_mut().arenas[self.1][at as usize..][..bytes as usize].fill(0);
+    }
+
+    fn store(&self, at: u32, words: &[u32]) {
+        let peer = 1 - self.1;
+        let placed = (at..).step_by(4).zip(words.iter().copied());
+        assert!(at as usize + 4 * words.len() <= self.0.borrow().arenas[peer].len());
+        self.0.borrow_mut().under_way[peer].extend(placed);
+    }
+}
+
+/// The byte that is sent at this place of a conversation.
+fn byte_of(conversation: u32, at: usize) -> u8 {
+    (conversation.wrapping_mul(0x9e37_79b9) >> 13) as u8 ^ (at * 7 + at / 251) as u8
+}
+
+/// A conversation as its end knows it. The first four bytes in either direction name the conversation in which they were sent.
+#[derive(Default)]
+struct Talk {
+    own: u32,
+    sent: usize,
+    theirs: Vec<u8>,
+}
+
+struct End {
+    joint: Joint,
+    talks: BTreeMap<usize, Talk>,
+}
+
+/// What came about in a run.
+#[derive(Debug, Default)]
+struct Reached {
+    received: usize,
+    ended: u64,
+    losses: u64,
+    violations: u64,
+}
+
+struct World {
+    memory: RefCell<Memory>,
+    ends: [End; 2],
+    now: Instant,
+    random: Random,
+    talks: u32,
+    lives: u32,
+    reached: Reached,
+    /// An end that stores whatever it likes beside what it should.
+    hostile: Option<usize>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let now = Instant::now();
+        let bytes = usize::try_from(layout().bytes()).unwrap();
+        let arenas = [vec![0; bytes], vec![0; bytes]];
+        let ends = [0, 1].map(|end| End {
+            joint: Joint::new(layout(), end == 0, 100 + end, now),
+            talks: BTreeMap::new(),
+        });
+        let memory = RefCell::new(Memory { arenas, under_way: Default::default() });
+        let (random, reached) = (Random(seed), Reached::default());
+        World { memory, ends, now, random, talks: 0, lives: 100_000, reached, hostile: None }
+    }
+
+    fn look(&mut self, end: usize) {
+        let events = self.ends[end].joint.look(&Side(&self.memory, end), self.now);
+        for event in events {
+            match event {
+                JointEvent::Up => {}
+                JointEvent::Down => {
+                    self.reached.losses += 1;
+                    self.ends[end].talks.clear();
+                }
+                JointEvent::Begun(slot) => {
+                    self.talks += 1;
+                    let talk = Talk { own: self.talks, ..Talk::default() };
+                    assert!(self.ends[end].talks.insert(slot, talk).is_none(), "begun twice");
+                }
+                JointEvent::Ended(slot) => drop(self.ends[end].talks.remove(&slot)),
+            }
+        }
+    }
+
+    fn begin(&mut self, end: usize) {
+        if let Some(slot) = self.ends[end].joint.begin(&Side(&self.memory, end)) {
+            self.talks += 1;
+            let talk = Talk { own: self.talks, ..Talk::default() };
+            assert!(self.ends[end].talks.insert(slot, talk).is_none(), "a slot that is taken");
+        }
+    }
+
+    /// Sends some bytes in a conversation.
+    fn send(&mut self, end: usize, slot: usize) {
+        let side = Side(&self.memory, end);
+        let End { joint, talks } = &mut self.ends[end];
+        let talk = talks.get_mut(&slot).unwrap();
+        let Some(room) = joint.room(&side, slot) else {
+            talks.remove(&slot);
+            return;
+        };
+        let most = if self.random.chance(20) { 5000 } else { 40 };
+        let count = self.random.below(most).min(room);
+        let bytes: Vec<u8> = (talk.sent..talk.sent + count)
+            .map(|at| match at {
+                0..4 => talk.own.to_le_bytes()[at],
+                _ => byte_of(talk.own, at),
+            })
+            .collect();
+        joint.put(&side, slot, &bytes);
+        talk.sent += count;
+    }
+
+    /// Receives what is there, and checks it.
+    fn receive(&mut self, end: usize, slot: usize) -> Result<(), String> {
+        let side = Side(&self.memory, end);
+        let End { joint, talks } = &mut self.ends[end];
+        let mut bytes = vec![0; self.random.below(5000)];
+        let Some(count) = joint.peek(&side, slot, &mut bytes) else {
+            joint.end(&side, slot);
+            talks.remove(&slot);
+            self.reached.ended += 1;
+            return Ok(());
+        };
+        if count > 0 {
+            joint.take(&side, slot, count);
+        }
+        let talk = talks.get_mut(&slot).unwrap();
+        let from = talk.theirs.len();
+        talk.theirs.extend(&bytes[..count]);
+        self.reached.received += count;
+        let theirs = &talk.theirs;
+        if let Some(name) = theirs.first_chunk().filter(|_| self.hostile.is_none()) {
+            let name = u32::from_le_bytes(*name);
+            let wrong = (from.max(4)..theirs.len()).find(|at| theirs[*at] != byte_of(name, *at));
+            if let Some(at) = wrong {
+                return Err(format!("{end}, slot {slot}: byte {at} is wrong"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The process of an end dies, and another one takes its place with an empty arena. What it stored is under way still.
+    fn restart(&mut self, end: usize) {
+        self.memory.borrow_mut().arenas[end].fill(0);
+        // Random numbers are not near each other.
+        self.lives += 100_000;
+        let joint = Joint::new(layout(), end == 0, self.lives, self.now);
+        self.ends[end] = End { joint, talks: BTreeMap::new() };
+    }
+
+    fn step(&mut self, quiet: bool) -> Result<(), String> {
+        let end = self.random.below(2);
+        let slots: Vec<usize> = self.ends[end].talks.keys().copied().collect();
+        let slot = slots.get(self.random.below(slots.len())).copied();
+        match self.random.below(100) {
+            0..30 => {
+                let most = self.random.below(200);
+                for _ in 0..most {
+                    self.memory.borrow_mut().arrive(end);
+                }
+            }
+            30..50 => self.look(end),
+            50..60 if slots.len() < 3 => self.begin(end),
+            60..75 if slot.is_some() => self.send(end, slot.unwrap()),
+            75..90 if slot.is_some() => self.receive(end, slot.unwrap())?,
+            90..93 if slot.is_some() && !quiet => {
+                self.ends[end].joint.end(&Side(&self.memory, end), slot.unwrap());
+                self.ends[end].talks.remove(&slot.unwrap());
+            }
+            93..97 => self.now += Duration::from_millis(self.random.below(120) as u64),
+            97 if !quiet && self.random.chance(20) => self.restart(end),
+            98 if !quiet && self.random.chance(20) => self.now += SILENCE,
+            99 if self.hostile == Some(end) => self.lie(end),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Stores a word anywhere in the head of a slot, or in the header.
+    fn lie(&mut self, end: usize) {
+        let slot = self.random.below(4);
+        let word = [SlotWord::State, SlotWord::Put, SlotWord::Taken][self.random.below(3)];
+        let at = match self.random.chance(5) {
+            true => 4 * self.random.below(6) as u32,
+            false => layout().word(slot, word),
+        };
+        let value = match self.random.chance(50) {
+            true => self.random.below(10) as u32,
+            false => self.random.next() as u32,
+        };
+        Side(&self.memory, end).store(at, &[value]);
+    }
+
+    /// All that is under way arrives, and both ends look, until they see each other.
+    fn settle(&mut self) -> Result<(), String> {
+        for _ in 0..40 {
+            for end in [0, 1] {
+                while self.memory.borrow_mut().arrive(end) {}
+                self.look(end);
+            }
+            self.now += BEAT;
+        }
+        let up = [0, 1].map(|end| self.ends[end].joint.is_up());
+        if up == [true; 2] { Ok(()) } else { Err(format!("they do not find each other: {up:?}")) }
+    }
+
+    /// A conversation of either end goes on, and all that is sent arrives.
+    fn deliver(&mut self) -> Result<(), String> {
+        for end in [0, 1] {
+            for slot in self.ends[end].talks.keys().copied().collect::<Vec<_>>() {
+                self.ends[end].joint.end(&Side(&self.memory, end), slot);
+            }
+            self.ends[end].talks.clear();
+        }
+        self.settle()?;
+        for end in [0, 1] {
+            self.begin(end);
+            let slot = *self.ends[end].talks.keys().next_back().ok_or("no slot is free")?;
+            self.settle()?;
+            let peer = 1 - end;
+            for _ in 0..40 {
+                self.send(end, slot);
+                self.settle_bytes();
+                self.receive(peer, slot)?;
+                self.settle_bytes();
+            }
+            let sent = self.ends[end].talks[&slot].sent;
+            self.ends[end].joint.end(&Side(&self.memory, end), slot);
+            self.ends[end].talks.clear();
+            self.settle_bytes();
+            let mut received = 0;
+            while let Some(talk) = self.ends[peer].talks.get(&slot) {
+                received = talk.theirs.len();
+                self.receive(peer, slot)?;
+            }
+            if received != sent {
+                return Err(format!("{received} bytes of {sent} arrived"));
+            }
+        }
+        Ok(())
+    }
+
+    fn settle_bytes(&self) {
+        for end in [0, 1] {
+            while self.memory.borrow_mut().arrive(end) {}
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        (0..3000).try_for_each(|_| self.step(false))?;
+        self.settle()?;
+        self.deliver()?;
+        self.reached.violations =
+            self.ends.iter().map(|end| end.joint.counts().violations).sum::<u64>();
+        Ok(())
+    }
+}
+
+#[test]
+fn conversations_receive_what_was_sent_whoever_dies() {
+    SIMULATION.run(|seed, _| {
+        let mut world = World::new(seed);
+        world.run()?;
+        match world.reached.violations {
+            0 => Ok(()),
+            count => Err(format!("{count} violations, and nobody lies")),
+        }
+    });
+}
+
+#[test]
+fn what_is_simulated_comes_about() {
+    let mut sums = [0; 3];
+    for seed in 0..100 {
+        let mut world = World::new(seed);
+        world.run().unwrap();
+        let Reached { received, ended, losses, .. } = world.reached;
+        sums.iter_mut().zip([received as u64, ended, losses]).for_each(|(sum, it)| *sum += it);
+    }
+    println!("bytes received, conversations ended, losses: {sums:?}");
+    assert!(sums[0] > 1_000_000 && sums[1] > 200 && sums[2] > 100, "{sums:?}");
+}
+
+#[test]
+fn a_peer_that_lies_loses_its_conversations_and_stops_nobody() {
+    let mut violations = 0;
+    for seed in 0..100 {
+        let mut world = World::new(seed);
+        world.hostile = Some(1);
+        (0..3000).try_for_each(|_| world.step(true)).unwrap();
+        violations += world.ends[0].joint.counts().violations;
+        // When its place is taken by one that does not lie, they talk.
+        world.hostile = None;
+        world.restart(1);
+        world.settle().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        world.deliver().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    assert!(violations > 30, "{violations}");
+}

@@ -1,0 +1,248 @@
+//! The link through a non-transparent bridge (NTB) between two hosts: what one node sends, its processor stores into memory of
+//! the other's.
+//!
+//! It stands before another link ([`NtbLink`]): conversations about segments and of the network with a host at the other end
+//! of an NTB go through that, all others by the link behind. Bytes are neither encrypted nor signed. Who the peer is says the
+//! cable: the rack file names the host at the other end.
+//!
+//! * [`layout`]: where things are in an arena, the memory that a peer stores to. [`joint`]: what the ends say to each other there.
+//!   Both are pure.
+//! * `bridge`: the thread of an NTB. `conversation`: what the node has of it.
+//!
+//! The driver of the adapter is whoever implements [`NtbDriver`].
+
+mod bridge;
+mod conversation;
+pub mod joint;
+pub mod layout;
+
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use rackbus_memory::{Event, ResourceHandle, StreamError};
+
+pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
+pub use joint::Arenas;
+pub use layout::ArenaLayout;
+
+use crate::{
+    Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
+    Listener, Purpose, VERSIONS, answered, common_version, receive_frame, send_frame,
+};
+use bridge::{Incoming, LinkEnd, serve_on_thread};
+use conversation::NtbConversation;
+
+/// What addresses of this link begin with, in messages.
+const SCHEME: &str = "ntb:";
+
+/// A link whose conversations with some hosts go through NTBs, and all others by another link.
+pub struct NtbLink {
+    inner: Arc<dyn Link>,
+    rack: String,
+    host: String,
+    ends: BTreeMap<String, Arc<LinkEnd>>,
+    incoming: Arc<Incoming>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for NtbLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NtbLink").field("ends", &self.ends).finish_non_exhaustive()
+    }
+}
+
+/// Whether a conversation for this goes through the NTB. Functions have their own ways: a window, or a medium whose session
+/// outlives its connection.
+fn goes_through(service: &Purpose) -> bool {
+    matches!(service, Purpose::Segments | Purpose::Network)
+}
+
+impl NtbLink {
+    /// The link of `host` in `rack`, with NTBs by the host that each leads to, before the link `inner`. An NTB that cannot be
+    /// opened is tried again.
+    ///
+    /// # Errors
+    /// When the process has no descriptors or threads left.
+    pub fn new(
+        inner: Arc<dyn Link>,
+        rack: &str,
+        host: &str,
+        bridges: impl IntoIterator<Item = (String, OpenNtb)>,
+    ) -> std::io::Result<NtbLink> {
+        let incoming = Arc::new(Incoming::new()?);
+        let mut link = NtbLink {
+            inner,
+            rack: rack.to_owned(),
+            host: host.to_owned(),
+            ends: BTreeMap::new(),
+            incoming,
+            threads: Mutex::default(),
+        };
+        for (peer, open) in bridges {
+            let end = Arc::new(LinkEnd::new(peer.clone())?);
+            // Both know who of them is first.
+            let even = *host < *peer;
+            let thread = serve_on_thread(end.clone(), even, open, link.incoming.clone())?;
+            link.ends.insert(peer, end);
+            link.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
+        }
+        Ok(link)
+    }
+
+    /// Ends all conversations through NTBs and closes these; on return nobody of this process has them any more.
+    pub fn close(&self) {
+        self.ends.values().for_each(|end| end.stop());
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for NtbLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Connect for NtbLink {
+    fn address(&self, host: &str) -> String {
+        self.inner.address(host)
+    }
+
+    fn locate(&self, host: &str) -> Option<String> {
+        self.inner.locate(host)
+    }
+
+    fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
+        let Some(end) = self.ends.get(&hello.to).filter(|_| goes_through(&hello.service)) else {
+            return self.inner.connect(address, hello);
+        };
+        let unreachable = |cause| {
+            let address = format!("{SCHEME}{}", hello.to);
+            LinkError::Unreachable { address, cause }
+        };
+        let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
+        let absent = "its node is not there, at the other end of the NTB";
+        let absent = || unreachable(Error::new(ErrorKind::NotConnected, absent));
+        let socket = end.begin().map_err(unreachable)?.ok_or_else(absent)?;
+        let stream = NtbConversation::new(socket).map_err(unreachable)?;
+        send_frame(&stream, hello).map_err(broken)?;
+        let reply = receive_frame(&stream).map_err(broken)?;
+        let reply = reply.map_err(|what| LinkError::Protocol { peer: hello.to.clone(), what })?;
+        stream.agree(answered(hello, reply)?).map_err(unreachable)?;
+        Ok(Arc::new(stream))
+    }
+}
+
+impl Link for NtbLink {
+    fn listen(&self, host: &str) -> std::io::Result<Box<dyn Listener>> {
+        self.listening(self.inner.listen(host)?)
+    }
+
+    fn listen_on(
+        &self,
+        host: &str,
+        listener: ResourceHandle,
+    ) -> std::io::Result<Box<dyn Listener>> {
+        self.listening(self.inner.listen_on(host, listener)?)
+    }
+
+    fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
+        self.inner.conversation(conversation)
+    }
+
+    fn bridges(&self) -> Vec<BridgeStatus> {
+        self.ends.values().map(|end| end.status()).collect()
+    }
+}
+
+impl NtbLink {
+    fn listening(&self, inner: Box<dyn Listener>) -> std::io::Result<Box<dyn Listener>> {
+        if inner.handle().is_none() {
+            return Err(Error::new(ErrorKind::Unsupported, "nobody can wait for the link behind"));
+        }
+        let (incoming, rack, host) = (self.incoming.clone(), self.rack.clone(), self.host.clone());
+        Ok(Box::new(NtbListening { inner, incoming, rack, host }))
+    }
+}
+
+/// Listens at the NTBs and at the link behind.
+///
+/// It has no [handle](Listener::handle), as an NTB cannot be passed on.
+struct NtbListening {
+    inner: Box<dyn Listener>,
+    incoming: Arc<Incoming>,
+    rack: String,
+    host: String,
+}
+
+impl Listener for NtbListening {
+    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
+        loop {
+            if let Some((from, socket)) = self.incoming.take() {
+                let (rack, host) = (self.rack.clone(), self.host.clone());
+                return Ok(Box::new(NtbCaller { socket, from, rack, host }));
+            }
+            let Some(behind) = self.inner.handle() else { return self.inner.accept() };
+            let behind = behind.as_descriptor();
+            Event::wait_any(&[behind, self.incoming.event()], None);
+            if Event::wait_any(&[behind], Some(0)) {
+                return self.inner.accept();
+            }
+        }
+    }
+}
+
+/// Who connected through an NTB: the host at its other end.
+struct NtbCaller {
+    socket: UnixStream,
+    from: String,
+    rack: String,
+    host: String,
+}
+
+impl Caller for NtbCaller {
+    fn is_slow(&self) -> bool {
+        true
+    }
+
+    fn hear(self: Box<Self>) -> Option<IncomingConnection> {
+        let NtbCaller { socket, from, rack, host } = *self;
+        let stream = NtbConversation::new(socket).ok()?;
+        let refuse = |reason: &str| {
+            tracing::warn!(from, reason, "a connection through the NTB was refused");
+            let _ = send_frame(&stream, &HelloReply::Refused(reason.to_owned()));
+            None
+        };
+        let hello: Hello = match receive_frame(&stream) {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(what)) => return refuse(&format!("the hello makes no sense: {what}")),
+            Err(StreamError::Closed) => return None,
+            Err(error) => return refuse(&error.to_string()),
+        };
+        let version = match common_version(VERSIONS, &hello) {
+            Ok(version) => version,
+            Err(reason) => return refuse(&reason),
+        };
+        if hello.rack != rack || hello.to != host {
+            return refuse(&format!("this is {host} of rack {rack}"));
+        }
+        if hello.from != from {
+            return refuse(&format!("the NTB leads to {from}, and not to {}", hello.from));
+        }
+        if !goes_through(&hello.service) {
+            return refuse("segments and the network go through an NTB, functions by TCP");
+        }
+        stream.agree(version).ok()?;
+        Some(IncomingConnection { hello, version, stream: Arc::new(stream) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,380 @@
+//! Two hosts' links through a bridge whose windows lead into memory of this process.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rackbus_memory::packets::MAX_PACKET;
+use rackbus_memory::{AdaptiveSpin, Handles, SharedMemory, Stream};
+
+use super::joint::SILENCE;
+use super::layout::{SLOTS, SlotWord};
+use super::*;
+use crate::shm::ShmLink;
+
+/// What a host has of the bridge, as its peer's stores find it.
+#[derive(Debug, Clone)]
+struct Place {
+    arena: SharedMemory,
+    bell: Arc<Event>,
+}
+
+impl Place {
+    fn new(layout: ArenaLayout) -> Place {
+        let arena = SharedMemory::create("arena", layout.bytes()).unwrap();
+        Place { arena, bell: Arc::new(Event::new().unwrap()) }
+    }
+}
+
+/// The bridge between two hosts: what each has of it, or had last.
+#[derive(Debug, Clone)]
+struct Cable {
+    layout: ArenaLayout,
+    places: Arc<[Mutex<Place>; 2]>,
+    works: Arc<AtomicBool>,
+}
+
+impl Cable {
+    fn new() -> Cable {
+        let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
+        let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
+        Cable { layout, places: Arc::new(places), works: Arc::new(AtomicBool::new(true)) }
+    }
+
+    fn place(&self, end: usize) -> Place {
+        self.places[end].lock().unwrap().clone()
+    }
+
+    /// Opens an end, as a driver does that has just started: with an arena of its own.
+    fn opening(&self, end: usize) -> OpenNtb {
+        let cable = self.clone();
+        Box::new(move || {
+            let own = Place::new(cable.layout);
+            *cable.places[end].lock().unwrap() = own.clone();
+            cable.works.store(true, Ordering::Relaxed);
+            Ok(Box::new(CableEnd { cable: cable.clone(), own, end }))
+        })
+    }
+}
+
+struct CableEnd {
+    cable: Cable,
+    own: Place,
+    end: usize,
+}
+
+impl Arenas for CableEnd {
+    fn load(&self, at: u32) -> u32 {
+        self.own.arena.whole().load_u32(at as usize, Ordering::Acquire).unwrap()
+    }
+
+    fn copy(&self, at: u32, out: &mut [u8]) {
+        let whole = self.own.arena.whole();
+        assert_eq!(whole.part(at as usize, out.len()).unwrap().copy_to(out), out.len());
+    }
+
+    fn clear(&self, at: u32, bytes: u32) {
+        self.own.arena.whole().part(at as usize, bytes as usize).unwrap().fill(0);
+    }
+
+    fn store(&self, at: u32, words: &[u32]) {
+        let peer = self.cable.place(1 - self.end);
+        fence(Ordering::Release);
+        for (at, word) in (at as usize..).step_by(4).zip(words) {
+            peer.arena.whole().store_u32(at, *word, Ordering::Release).unwrap();
+        }
+    }
+}
+
+impl NtbDriver for CableEnd {
+    fn layout(&self) -> ArenaLayout {
+        self.cable.layout
+    }
+
+    fn ring(&self) {
+        self.cable.place(1 - self.end).bell.ring();
+    }
+
+    fn bell(&self) -> BorrowedFd<'_> {
+        self.own.bell.as_fd()
+    }
+
+    fn answer(&self) -> bool {
+        self.own.bell.drain()
+    }
+
+    fn works(&self) -> bool {
+        self.cable.works.load(Ordering::Relaxed)
+    }
+}
+
+const HOSTS: [&str; 2] = ["alpha", "beta"];
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Two hosts that a bridge joins, in a folder for the link behind.
+struct Pair {
+    folder: tempfile::TempDir,
+    cable: Cable,
+    links: [Option<NtbLink>; 2],
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let folder = tempfile::tempdir().unwrap();
+        for host in HOSTS {
+            std::fs::create_dir(folder.path().join(host)).unwrap();
+        }
+        let mut pair = Pair { folder, cable: Cable::new(), links: [None, None] };
+        pair.start(0);
+        pair.start(1);
+        pair.wait_until(|status| status.up);
+        pair
+    }
+
+    fn start(&mut self, end: usize) {
+        let inner = Arc::new(ShmLink::new("demo", self.folder.path(), HOSTS));
+        let bridges = [(HOSTS[1 - end].to_owned(), self.cable.opening(end))];
+        self.links[end] = Some(NtbLink::new(inner, "demo", HOSTS[end], bridges).unwrap());
+    }
+
+    fn link(&self, end: usize) -> &NtbLink {
+        self.links[end].as_ref().unwrap()
+    }
+
+    fn status(&self, end: usize) -> BridgeStatus {
+        self.link(end).bridges().remove(0)
+    }
+
+    /// Waits until both ends are as they are wanted.
+    fn wait_until(&self, wanted: impl Fn(&BridgeStatus) -> bool) {
+        let begun = Instant::now();
+        while !(0..2).all(|end| wanted(&self.status(end))) {
+            assert!(begun.elapsed() < LIMIT, "{:?}", self.status(0));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A conversation that beta begins with alpha: alpha's stream, and beta's.
+    fn meet(&self, hello: &Hello) -> [Arc<dyn Conversation>; 2] {
+        let listener = self.link(0).listen("alpha").unwrap();
+        let hear = std::thread::spawn(move || {
+            listener.accept().unwrap().hear().map(|it| it.accept().unwrap())
+        });
+        let ours = self.link(1).connect(&self.link(1).address("alpha"), hello).unwrap();
+        [hear.join().unwrap().unwrap(), ours]
+    }
+}
+
+fn hello(service: Purpose) -> Hello {
+    let (rack, from, to) = ("demo".into(), "beta".into(), "alpha".into());
+    Hello { versions: VERSIONS, rack, from, to, service }
+}
+
+/// What takes a window or a session is not for the NTB.
+fn function() -> Purpose {
+    Purpose::Function { device: "nvme0".into(), lease: 3, epoch: 7 }
+}
+
+fn exchange(streams: &[Arc<dyn Conversation>; 2], bytes: &[u8]) {
+    for (from, to) in [(0, 1), (1, 0)] {
+        let mut received = vec![0; bytes.len()];
+        std::thread::scope(|scope| {
+            scope.spawn(|| streams[from].send(&[&bytes[..1], &bytes[1..]], &[]).unwrap());
+            streams[to].receive(&mut received, &mut Handles::new()).unwrap();
+        });
+        assert!(received == bytes);
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 + at / 253) as u8).collect()
+}
+
+#[test]
+fn bytes_pass_through_the_memory_of_both_hosts_in_either_direction() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(Purpose::Segments));
+    for length in [1, 3, 4, 5, 4096, 100_001] {
+        exchange(&streams, &pattern(length));
+    }
+    // Neither is told of handles that lead nowhere there.
+    let (socket, _other) = UnixStream::pair().unwrap();
+    assert!(streams[0].send(&[&[1]], &[Stream::handle(&socket).unwrap()]).is_err());
+    let [alpha, beta] = [pair.status(0), pair.status(1)];
+    assert_eq!((alpha.conversations, beta.conversations), ([0, 1], [1, 0]));
+    assert!(alpha.bytes[0] > 100_000 && beta.bytes[0] > 100_000, "{alpha:?}");
+    assert_eq!((alpha.violations, beta.violations), (0, 0));
+    // The end of one is that of the other.
+    streams[1].shut_down();
+    streams[0].wait_closed();
+    assert_eq!(streams[0].receive(&mut [0], &mut Handles::new()), Err(StreamError::Closed));
+}
+
+#[test]
+fn whole_messages_pass_and_one_who_takes_none_is_not_waited_for() {
+    let pair = Pair::new();
+    let [theirs, ours] = pair.meet(&hello(Purpose::Segments));
+    let (theirs, ours) = (theirs.take_packets().unwrap(), ours.offer_packets().unwrap());
+    assert!(!ours.passes_memory());
+    let mut spin = AdaptiveSpin::default();
+    let mut buffer = vec![0; MAX_PACKET];
+    let deadline = || Some(Instant::now() + LIMIT);
+    for length in [1, 100, MAX_PACKET] {
+        theirs.send(&pattern(length), &[]).unwrap();
+        let packet = ours.receive(&mut buffer, &mut spin, deadline()).unwrap();
+        assert_eq!(buffer[..packet.length], pattern(length));
+    }
+    let mut sent = 0;
+    while ours.send(&pattern(MAX_PACKET), &[]).is_ok() {
+        sent += 1;
+        assert!(sent < 10_000, "a peer that takes nothing has no bound");
+    }
+    for _ in 0..sent {
+        let packet = theirs.receive(&mut buffer, &mut spin, deadline()).unwrap();
+        assert!(buffer[..packet.length] == pattern(MAX_PACKET));
+    }
+    ours.wait_sendable();
+    ours.send(&[7], &[]).unwrap();
+    assert_eq!(theirs.receive(&mut buffer, &mut spin, deadline()).unwrap().length, 1);
+    drop(ours);
+    let end = theirs.receive(&mut buffer, &mut spin, deadline()).map(|packet| packet.length);
+    assert_eq!(end, Err(StreamError::Closed));
+}
+
+#[test]
+fn what_is_carried_waits_for_room_and_arrives() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(Purpose::Network));
+    let [mut theirs, mut ours] = streams.each_ref().map(|stream| stream.carrier().unwrap());
+    let all = pattern(3 << 20);
+    let (mut sent, mut received) = (0, Vec::<u8>::new());
+    let mut buffer = vec![0; 10_000];
+    let begun = Instant::now();
+    while received.len() < all.len() {
+        sent += ours.send(&all[sent..]).unwrap();
+        assert!(ours.flush().unwrap());
+        let count = theirs.receive(&mut buffer).unwrap();
+        received.extend(&buffer[..count]);
+        assert!(begun.elapsed() < LIMIT);
+    }
+    assert!(received == all);
+    ours.shut_down();
+    Event::wait_any(&[theirs.socket()], None);
+    // What was carried may go on by another conversation.
+    let end = theirs.receive(&mut buffer);
+    assert_eq!(end, Err(StreamError::Socket(rustix::io::Errno::CONNRESET)));
+}
+
+#[test]
+fn functions_go_by_the_link_behind() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(function()));
+    exchange(&streams, b"hello");
+    assert_eq!(pair.status(1).conversations, [0, 0]);
+    // One that comes through the NTB all the same is refused, and so is whoever claims to be another host.
+    let stranger = Hello { from: "gamma".into(), ..hello(Purpose::Segments) };
+    for (wrong, said) in
+        [(hello(function()), "by TCP"), (stranger, "leads to beta, and not to gamma")]
+    {
+        let listener = pair.link(0).listen("alpha").unwrap();
+        let hear = std::thread::spawn(move || listener.accept().unwrap().hear().is_none());
+        let socket = pair.link(1).ends["alpha"].begin().unwrap().unwrap();
+        let stream = NtbConversation::new(socket).unwrap();
+        send_frame(&stream, &wrong).unwrap();
+        let reply: HelloReply = receive_frame(&stream).unwrap().unwrap();
+        assert!(
+            matches!(&reply, HelloReply::Refused(reason) if reason.contains(said)),
+            "{reply:?}"
+        );
+        assert!(hear.join().unwrap());
+    }
+}
+
+#[test]
+fn a_host_that_dies_is_noticed_within_a_second_and_is_there_again_when_it_lives() {
+    let mut pair = Pair::new();
+    for dead in [0, 1] {
+        let streams = pair.meet(&hello(Purpose::Segments));
+        exchange(&streams, b"hello");
+        let [alpha, beta] = streams;
+        let lives = if dead == 0 { beta } else { alpha };
+        // Nothing is said: the thread is gone, as a process is that was killed.
+        pair.links[dead] = None;
+        let begun = Instant::now();
+        lives.wait_closed();
+        assert!(begun.elapsed() < SILENCE + Duration::from_millis(250), "{:?}", begun.elapsed());
+        let hello = hello(Purpose::Segments);
+        if dead == 0 {
+            let error = pair.link(1).connect("", &hello).err().unwrap().to_string();
+            assert!(error.contains("not there, at the other end of the NTB"), "{error}");
+        }
+        pair.start(dead);
+        pair.wait_until(|status| status.up);
+        exchange(&pair.meet(&hello), &pattern(10_000));
+        assert_eq!(pair.status(1 - dead).losses, 1);
+    }
+}
+
+#[test]
+fn an_ntb_that_was_reset_is_opened_anew() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(Purpose::Segments));
+    pair.cable.works.store(false, Ordering::Relaxed);
+    streams.iter().for_each(|stream| stream.wait_closed());
+    pair.wait_until(|status| status.up);
+    exchange(&pair.meet(&hello(Purpose::Segments)), b"again");
+}
+
+#[test]
+fn one_who_sleeps_is_woken_by_a_doorbell() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(Purpose::Segments));
+    let slept = |end: usize, before: u64| {
+        let begun = Instant::now();
+        while pair.status(end).sleeps == before {
+            assert!(begun.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    slept(0, 0);
+    for _ in 0..10 {
+        let before = pair.status(0).sleeps;
+        streams[1].send(&[&[7]], &[]).unwrap();
+        streams[0].receive(&mut [0], &mut Handles::new()).unwrap();
+        slept(0, before);
+    }
+    let [alpha, beta] = [pair.status(0), pair.status(1)];
+    assert!(alpha.doorbells[1] >= 5 && beta.doorbells[0] >= 5, "{alpha:?} {beta:?}");
+}
+
+#[test]
+fn conversations_are_as_many_as_there_are_places() {
+    let pair = Pair::new();
+    let begin =
+        || NtbConversation::new(pair.link(1).ends["alpha"].begin().unwrap().unwrap()).unwrap();
+    let mut open: Vec<_> = (0..SLOTS / 2).map(|_| begin()).collect();
+    pair.wait_until(|status| status.conversations.iter().sum::<u64>() == SLOTS as u64 / 2);
+    // One more ends at once; those that are there do not.
+    begin().wait_closed();
+    assert!(open.iter().all(|stream| !stream.is_closed()));
+    open.pop();
+    let begun = Instant::now();
+    while begin().receive(&mut [0], &mut Handles::new()) == Err(StreamError::Closed) {
+        assert!(begun.elapsed() < LIMIT, "a place is not given back");
+    }
+}
+
+#[test]
+fn what_a_peer_stores_that_makes_no_sense_ends_that_conversation_alone() {
+    let pair = Pair::new();
+    let [one, other] = [(); 2].map(|()| pair.meet(&hello(Purpose::Segments)));
+    exchange(&one, b"one");
+    exchange(&other, b"other");
+    // beta's slots are the odd ones; the second of them is the other conversation's.
+    let at = pair.cable.layout.word(3, SlotWord::Put) as usize;
+    pair.cable.place(0).arena.whole().store_u32(at, u32::MAX / 2, Ordering::Release).unwrap();
+    other[0].wait_closed();
+    other[1].wait_closed();
+    exchange(&one, b"still");
+    assert_eq!(pair.status(0).violations, 1);
+}
