@@ -61,6 +61,8 @@ impl LentWindow {
     pub fn open(ntb: Facts) -> Result<LentWindow, MetalError> {
         let container = Arc::new(Container::new()?);
         let ntb = Ntb::open(&container, ntb)?;
+        ntb.map_windows()?;
+        ntb.start()?;
         let plan = ntb.plan();
         let room = WindowRoom::new(plan.inbound.end - plan.inbound.start);
         let failed = |what| move |cause| MetalError::System { what, cause };

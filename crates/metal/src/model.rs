@@ -85,7 +85,7 @@ impl ModelledDevice {
             table,
             place,
             pending: pending_bits(&image, place),
-            interrupts: ntb.interrupts().clone(),
+            interrupts: ntb.outbound().clone(),
             addresses: plan.interrupts.clone(),
             held: Mutex::new(vec![false; place.entries.into()]),
             cut: AtomicBool::new(false),

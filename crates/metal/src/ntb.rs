@@ -1,4 +1,5 @@
-//! The lender's end of an NTB with the registers of Intel's third generation (8086:201c), held by VFIO.
+//! An end of an NTB with the registers of Intel's third generation (8086:201c), held by VFIO: a lender's, whose functions
+//! go through it, or one of a link's two, whose messages do.
 //!
 //! Source: Linux, `drivers/ntb/hw/intel/ntb_hw_gen3.h` (facts), as in `devices::ntb::map`, which models them.
 
@@ -15,7 +16,7 @@ use crate::plan::WindowPlan;
 
 /// Subsystem of a bridge in software (`rackbus ntb`).
 const IN_SOFTWARE: [u8; 4] = [0xf4, 0x1a, 0x00, 0x11];
-/// The doorbell that the borrower rings.
+/// The doorbell that the other side rings.
 pub const DOORBELL: u32 = 0;
 
 /// Configuration space: log2 of the sizes of this end's windows and of the other end's.
@@ -30,6 +31,7 @@ const INBOUND_LIMIT: [u64; 2] = [0x0018, 0x0028];
 const STATUS: u64 = 0x0040;
 const DISABLED: u64 = 0x0048;
 const VECTORS: u64 = 0x00d0;
+const PEER_DOORBELLS: u64 = 0x0100;
 const OUTBOUND_LIMIT: [u64; 2] = [0x4018, 0x4028];
 const SECONDARY_COMMAND: u64 = 0x4504;
 const SECONDARY_BARS: [u64; 2] = [0x4518, 0x4520];
@@ -42,21 +44,20 @@ const ALL_DOORBELLS: u64 = (1 << 33) - 1;
 /// BARs of the windows.
 const WINDOWS: [u32; 2] = [region::BAR0 + 2, region::BAR0 + 4];
 
-/// An end of an NTB that is up.
+/// An end of an NTB.
 #[derive(Debug)]
 pub struct Ntb {
     device: VfioDevice,
     registers: Arc<MappedRegisters>,
-    /// Window 1, which leads to the borrower's local APICs.
-    interrupts: Arc<MappedRegisters>,
+    /// Window 1: a borrower's local APICs, or the arena of a link's other end.
+    outbound: Arc<MappedRegisters>,
     event: Event,
     plan: WindowPlan,
     direct: bool,
 }
 
 impl Ntb {
-    /// Opens the NTB into a container, maps its windows there for the devices that come, and opens this end of the link:
-    /// accesses of the other side arrive in the plan's inbound range, where nothing is mapped yet.
+    /// Opens the NTB into a container. The link is down until it is [started](Ntb::start).
     ///
     /// # Errors
     /// When it is no NTB that is known, its windows cannot be used, or VFIO refuses.
@@ -76,26 +77,36 @@ impl Ntb {
         let registers = device.map(region::BAR0, 0, REGISTERS)?;
         // Memory is mapped before the function is let loose.
         device.enable(true)?;
-        let whole = |window: u32| device.map(window, 0, device.region(window).size);
-        let access = Access::READ | Access::WRITE;
-        let interrupts = whole(WINDOWS[0])?;
-        container.map(plan.interrupts.start, interrupts.clone(), access)?;
-        container.map(plan.memory.start, whole(WINDOWS[1])?, access)?;
+        let outbound = device.map(WINDOWS[0], 0, own[0])?;
         let failed = |cause| MetalError::System { what: "making an event", cause };
         let event = Event::new().map_err(failed)?;
         device.wire(InterruptIndex::Msix, 0, &[Some(event.as_fd())])?;
         let mut subsystem = [0; 4];
         device.read(region::CONFIG, header::SUBSYSTEM_VENDOR_ID.into(), &mut subsystem)?;
         let direct = subsystem == IN_SOFTWARE;
-        let ntb = Ntb { device, registers, interrupts, event, plan, direct };
-        ntb.start()?;
-        Ok(ntb)
+        Ok(Ntb { device, registers, outbound, event, plan, direct })
     }
 
-    fn start(&self) -> Result<(), MetalError> {
+    /// Maps its windows for the devices of its container that come.
+    ///
+    /// # Errors
+    /// When VFIO refuses.
+    pub fn map_windows(&self) -> Result<(), MetalError> {
+        let access = Access::READ | Access::WRITE;
+        let memory = self.device.map(WINDOWS[1], 0, self.device.region(WINDOWS[1]).size)?;
+        self.container().map(self.plan.interrupts.start, self.outbound.clone(), access)?;
+        Ok(self.container().map(self.plan.memory.start, memory, access)?)
+    }
+
+    /// Opens this end of the link: accesses of the other side arrive in the plan's inbound range, as far as something is
+    /// mapped there.
+    ///
+    /// # Errors
+    /// When the NTB does not take it, or does not answer.
+    pub fn start(&self) -> Result<(), MetalError> {
         self.write(DISABLED, ALL_DOORBELLS);
         self.translate(0, self.plan.inbound.start)?;
-        // Nothing of this host is behind the borrower's window 2.
+        // Nothing of this host is behind the other side's window 2.
         self.set(SECONDARY_COMMAND, 0b110);
         // The first vector is the doorbell's. The link's own one is looked at by nobody: what is gone is seen by time.
         let vectors = self.registers.read(VECTORS).unwrap_or(0);
@@ -152,9 +163,14 @@ impl Ntb {
         self.direct
     }
 
-    /// Window 1, as this process stores to it: what models raise interrupts by.
-    pub fn interrupts(&self) -> &Arc<MappedRegisters> {
-        &self.interrupts
+    /// Window 1, as this process stores to it: what models raise interrupts by, or a link's way to the other side.
+    pub fn outbound(&self) -> &Arc<MappedRegisters> {
+        &self.outbound
+    }
+
+    /// Rings the other side's doorbell.
+    pub fn ring(&self) {
+        self.set(PEER_DOORBELLS + 4 * u64::from(DOORBELL), 1);
     }
 
     /// Window 2, as models reach the borrower's memory by it.
@@ -186,10 +202,22 @@ impl Ntb {
         Ok(status != u16::MAX && status & LINK_ACTIVE != 0)
     }
 
-    /// Takes note of the doorbell, after its event rang: it can ring again.
-    pub fn answer(&self) {
-        self.event.drain();
-        self.write(STATUS, 1 << DOORBELL);
+    /// Whether the link went up or down since this was asked last, which the adapter keeps, or does not answer.
+    pub fn link_changed(&self) -> bool {
+        let changed = self.registers.read(STATUS + 4).is_none_or(|status| status & 1 != 0);
+        if changed {
+            self.set(STATUS + 4, 1);
+        }
+        changed
+    }
+
+    /// Takes note of the doorbell, after its event rang: it can ring again. False when it has not rung.
+    pub fn answer(&self) -> bool {
+        let rang = self.event.drain();
+        if rang {
+            self.write(STATUS, 1 << DOORBELL);
+        }
+        rang
     }
 
     fn read(&self, at: u64) -> u64 {
@@ -208,7 +236,7 @@ impl Ntb {
     }
 }
 
-/// Rings when the borrower rang.
+/// Readable when the other side rang.
 impl AsFd for Ntb {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

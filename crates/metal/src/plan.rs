@@ -42,6 +42,11 @@ impl WindowPlan {
         Some(WindowPlan { inbound, interrupts, memory })
     }
 
+    /// Sizes of the other side's window 1 and of this side's.
+    pub fn window_sizes(&self) -> [u64; 2] {
+        [&self.inbound, &self.interrupts].map(|range| range.end - range.start)
+    }
+
     /// Where a device reaches the borrower's [`MSI_ADDRESS`]: the borrower's end translates window 1 to that
     /// address, rounded down to the window's size.
     pub fn msi_base(&self) -> u64 {
