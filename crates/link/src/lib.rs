@@ -197,6 +197,11 @@ pub trait Connect: Send + Sync {
     /// # Errors
     /// [`LinkError`].
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError>;
+
+    /// What the NTBs have counted through which some of its conversations go.
+    fn bridges(&self) -> Vec<ntb::BridgeStatus> {
+        Vec::new()
+    }
 }
 
 /// The link of a node: the way to others, and where others come in.
@@ -228,11 +233,6 @@ pub trait Link: Connect {
     fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
         let _ = conversation;
         Err(std::io::ErrorKind::Unsupported.into())
-    }
-
-    /// What the NTBs have counted through which some of its conversations go.
-    fn bridges(&self) -> Vec<ntb::BridgeStatus> {
-        Vec::new()
     }
 }
 

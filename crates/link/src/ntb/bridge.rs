@@ -38,6 +38,9 @@ pub trait NtbDriver: Arenas + Send {
     /// Takes note of the peer's ring, so that it can ring again; false when there was none.
     fn answer(&self) -> bool;
 
+    /// Whether the link between the two ends went down since this was asked last: stores may have been lost, of either side's.
+    fn was_cut(&self) -> bool;
+
     /// Whether the NTB still is as it was set up.
     fn works(&self) -> bool;
 }
@@ -286,8 +289,18 @@ impl<'e> MovingBridge<'e> {
 
     /// Looks what the peer says; whether it said anything.
     fn look(&mut self) -> bool {
-        let events = self.joint.look(&*self.bridge, Instant::now());
-        for event in &events {
+        let now = Instant::now();
+        let mut events = Vec::new();
+        if now >= self.joint.next_beat() && self.bridge.was_cut() {
+            self.joint.cut(&*self.bridge, &mut events);
+        }
+        events.extend(self.joint.look(&*self.bridge, now));
+        self.heed(&events)
+    }
+
+    /// Does what follows from what was found; whether it was anything.
+    fn heed(&mut self, events: &[JointEvent]) -> bool {
+        for event in events {
             match *event {
                 JointEvent::Up => {
                     tracing::info!(host = self.end.host, "the host is there, through the NTB");
@@ -350,7 +363,9 @@ impl<'e> MovingBridge<'e> {
 
     /// Gives the node a piece of what its peer sent.
     fn receive(&mut self, slot: usize) -> bool {
-        let Some(socket) = self.sockets.get(&slot) else { return false };
+        if !self.sockets.contains_key(&slot) {
+            return false;
+        }
         let Some(count) = self.joint.peek(&*self.bridge, slot, &mut self.buffer) else {
             return self.end_of(slot);
         };
@@ -358,6 +373,13 @@ impl<'e> MovingBridge<'e> {
         if count == 0 {
             return false;
         }
+        // Asked when the bytes are here: what is lost before them was lost while the link was down.
+        if self.bridge.was_cut() {
+            let mut events = Vec::new();
+            self.joint.cut(&*self.bridge, &mut events);
+            return self.heed(&events);
+        }
+        let Some(socket) = self.sockets.get(&slot) else { return false };
         match send_some(socket, &self.buffer[..count]) {
             Ok(0) => {
                 self.full.insert(slot);

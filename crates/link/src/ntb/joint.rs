@@ -189,6 +189,12 @@ impl Joint {
         }
     }
 
+    /// Stores of either side may have been lost: all conversations end, and the ends find each other anew.
+    pub fn cut(&mut self, arenas: &dyn Arenas, events: &mut Vec<JointEvent>) {
+        self.forget(arenas, events);
+        self.announce(arenas);
+    }
+
     /// Ends all conversations. What was stored in this life may be under way still: there is another one then.
     fn forget(&mut self, arenas: &dyn Arenas, events: &mut Vec<JointEvent>) {
         self.known = 0;

@@ -138,6 +138,10 @@ impl Connect for NtbLink {
         stream.agree(answered(hello, reply)?).map_err(unreachable)?;
         Ok(Arc::new(stream))
     }
+
+    fn bridges(&self) -> Vec<BridgeStatus> {
+        self.ends.values().map(|end| end.status()).collect()
+    }
 }
 
 impl Link for NtbLink {
@@ -155,10 +159,6 @@ impl Link for NtbLink {
 
     fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
         self.inner.conversation(conversation)
-    }
-
-    fn bridges(&self) -> Vec<BridgeStatus> {
-        self.ends.values().map(|end| end.status()).collect()
     }
 }
 

@@ -32,13 +32,16 @@ struct Cable {
     layout: ArenaLayout,
     places: Arc<[Mutex<Place>; 2]>,
     works: Arc<AtomicBool>,
+    /// At each end, whether the link went down.
+    cut: Arc<[AtomicBool; 2]>,
 }
 
 impl Cable {
     fn new() -> Cable {
         let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
         let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
-        Cable { layout, places: Arc::new(places), works: Arc::new(AtomicBool::new(true)) }
+        let (works, cut) = (Arc::new(AtomicBool::new(true)), Arc::default());
+        Cable { layout, places: Arc::new(places), works, cut }
     }
 
     fn place(&self, end: usize) -> Place {
@@ -101,6 +104,10 @@ impl NtbDriver for CableEnd {
 
     fn answer(&self) -> bool {
         self.own.bell.drain()
+    }
+
+    fn was_cut(&self) -> bool {
+        self.cable.cut[self.end].swap(false, Ordering::Relaxed)
     }
 
     fn works(&self) -> bool {
@@ -323,6 +330,25 @@ fn an_ntb_that_was_reset_is_opened_anew() {
     streams.iter().for_each(|stream| stream.wait_closed());
     pair.wait_until(|status| status.up);
     exchange(&pair.meet(&hello(Purpose::Segments)), b"again");
+}
+
+/// Bytes may be missing before those that come then.
+#[test]
+fn what_comes_after_the_link_was_cut_is_given_to_nobody() {
+    let pair = Pair::new();
+    for end in [0, 1] {
+        let streams = pair.meet(&hello(Purpose::Segments));
+        exchange(&streams, b"whole");
+        pair.cable.cut[end].store(true, Ordering::Relaxed);
+        // The conversation may be over before that, too.
+        let _ = streams[1 - end].send(&[b"rest"], &[]);
+        let end = streams[end].receive(&mut [0; 1], &mut Handles::new());
+        assert_eq!(end, Err(StreamError::Closed));
+        streams.iter().for_each(|stream| stream.wait_closed());
+        pair.wait_until(|status| status.up);
+    }
+    exchange(&pair.meet(&hello(Purpose::Segments)), b"again");
+    assert_eq!([pair.status(0).violations, pair.status(1).violations], [0, 0]);
 }
 
 #[test]
