@@ -84,7 +84,7 @@ pub struct LearnedAddress {
 pub struct PeerStatus {
     /// Name of the other port.
     pub peer: String,
-    /// How frames reach it: `memory`, or `TLS` where it is on another machine.
+    /// How frames reach it: `memory`, or where it is on another machine `TLS` or `NTB`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub way: String,
     /// Rings that are open to it.

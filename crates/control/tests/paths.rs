@@ -13,6 +13,11 @@ use rackbus_lease::{Config, Message};
 
 /// Two machines that the network joins, and an NTB.
 async fn open() -> Arc<Service> {
+    open_joined([]).await
+}
+
+/// The same, where NTBs of these pairs are for the link.
+async fn open_joined<const N: usize>(joined: [(&str, &str); N]) -> Arc<Service> {
     let file = "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
                 [hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\n\
                 [hosts.beta.ntb.alpha]\naddress = \"0000:06:00.0\"\n";
@@ -31,6 +36,7 @@ async fn open() -> Arc<Service> {
         devices: vec![device].into(),
         topology: derive::topology_of_machines(&rack).unwrap(),
         apart: true,
+        joined: joined.map(|(a, b)| (a.to_owned(), b.to_owned())).into(),
         ..Inventory::default()
     };
     let options = ServiceOptions {
@@ -75,4 +81,18 @@ async fn a_function_in_its_borrowers_own_pci_tree_is_reached_by_bridges() {
     let path = service.path("alpha/nvme0", "beta").unwrap();
     let way = ["alpha/nvme0", "alpha/root", "alpha/ntb", "beta/ntb", "beta/root", "beta/memory"];
     assert_eq!((names(&path), path.hops, &path.between), (way.to_vec(), 4, &None));
+}
+
+#[tokio::test]
+async fn memory_of_hosts_whose_link_is_an_ntb_goes_through_that() {
+    let service = open_joined([("alpha", "beta"), ("beta", "alpha")]).await;
+    let path = service.path("alpha", "beta").unwrap();
+    let way = ["alpha/root", "alpha/ntb", "beta/ntb", "beta/root", "beta/memory"];
+    assert_eq!(names(&path), way);
+    let crossing = path.between.unwrap();
+    assert!(crossing.link.contains("NTB") && crossing.copies.len() == 3, "{crossing:?}");
+    // A drive's medium goes by TCP all the same.
+    let path = service.path("alpha/nvme0", "beta").unwrap();
+    assert!(names(&path).contains(&"network"), "{path:?}");
+    assert_eq!(path.between.unwrap().link, "TLS over TCP");
 }

@@ -180,7 +180,7 @@ async fn start(
         borrower.clone(),
         segments.clone(),
         network.clone(),
-        counters.clone(),
+        (options.link.clone(), counters.clone()),
         process.clone(),
     );
     let left_out = options.log_lines_left_out;

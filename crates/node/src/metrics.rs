@@ -9,7 +9,8 @@ use rackbus_control::api::{NodeReport, traffic};
 use rackbus_control::metrics::{FunctionPart, Labels, MetricsPage, MetricsSource};
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
-use rackbus_link::Purpose;
+use rackbus_link::ntb::BridgeStatus;
+use rackbus_link::{Connect, Purpose};
 use rackbus_memory::copy::Statistics;
 
 use crate::agent::Observe;
@@ -173,7 +174,7 @@ pub fn source(
     borrower: Arc<BorrowedFunctions>,
     segments: Arc<Segments>,
     network: NetworkService,
-    link: Arc<LinkCounters>,
+    (way, link): (Arc<dyn Connect>, Arc<LinkCounters>),
     process: NodeProcess,
 ) -> MetricsSource {
     let host = host.to_owned();
@@ -199,6 +200,7 @@ pub fn source(
         page.gauge("function_attached", "Whether a borrower is attached to a function", attached);
         leases_page(&lender, &borrower, &mut page);
         link_page(&link, &mut page);
+        bridges_page(&way.bridges(), &mut page);
         let restarts = [(Labels::new(), process.restarts)];
         page.counter("restarts_in_place", "Times that the node was restarted in place", restarts);
         let pause = [(Labels::new(), process.pause_us as f64 / 1e6)];
@@ -260,6 +262,49 @@ fn link_page(link: &LinkCounters, page: &mut MetricsPage) {
     page.counter("link_conversations_refused", help, over);
     let refused = [(Labels::new(), count(&link.refused))];
     page.counter("link_connections_refused", "Connections that made no sense", refused);
+}
+
+/// What went through NTBs that the link has.
+fn bridges_page(bridges: &[BridgeStatus], page: &mut MetricsPage) {
+    if bridges.is_empty() {
+        return;
+    }
+    let of = |it: &BridgeStatus| vec![("host", it.host.clone())];
+    let up = bridges.iter().map(|it| (of(it), f64::from(u8::from(it.up))));
+    page.gauge("link_ntb_up", "Whether the node at the other end of the NTB is there", up);
+    type Both = fn(&BridgeStatus) -> [u64; 2];
+    let both: [(&str, &str, Both); 3] = [
+        ("link_ntb_bytes", "Bytes of conversations through the NTB", |it| it.bytes),
+        ("link_ntb_conversations", "Conversations that began through the NTB", |it| {
+            it.conversations
+        }),
+        ("link_ntb_doorbells", "Doorbells of the NTB that were rung", |it| it.doorbells),
+    ];
+    for (name, help, counts) in both {
+        let by = |it: &BridgeStatus, by: &str| [of(it), vec![("by", by.to_owned())]].concat();
+        let each = bridges.iter().flat_map(|it| {
+            let [here, there] = counts(it);
+            [(by(it, "this host"), here), (by(it, "its peer"), there)]
+        });
+        page.counter(name, help, each);
+    }
+    type One = fn(&BridgeStatus) -> u64;
+    let one: [(&str, &str, One); 3] = [
+        ("link_ntb_sleeps", "Times that the link slept until a doorbell of the NTB", |it| {
+            it.sleeps
+        }),
+        ("link_ntb_losses", "Times that the node at the other end of the NTB was lost", |it| {
+            it.losses
+        }),
+        (
+            "link_ntb_violations",
+            "Times that what the other end of the NTB stored made no sense",
+            |it| it.violations,
+        ),
+    ];
+    for (name, help, count) in one {
+        page.counter(name, help, bridges.iter().map(|it| (of(it), count(it))));
+    }
 }
 
 #[cfg(test)]

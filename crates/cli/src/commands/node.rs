@@ -17,11 +17,13 @@ use rackbus_fabric::pool::{Exported, MemoryPool};
 use rackbus_fabric::sharing::Rules;
 use rackbus_fabric::{derive, rack};
 use rackbus_link::Link;
+use rackbus_link::ntb::NtbLink;
 use rackbus_link::shm::ShmLink;
+use rackbus_link::tcp::TcpLink;
 use rackbus_node::lender::devices::OfferedFunctions;
 use rackbus_node::{Lanes, NetworkService, NodeOptions, vfio};
 use rackbus_segment::directory::{DirectorySettings, HostRange};
-use rackbus_vfio::PciAddress;
+use rackbus_vfio::{PciAddress, VfioError};
 
 use crate::Common;
 use crate::commands::{named_host, offers};
@@ -95,7 +97,7 @@ impl Args {
         if inherited.is_none() {
             built.give_back_unnamed();
         }
-        let Built { options, ntbs, taker, own_devices, .. } = built;
+        let Built { options, ntbs, through_ntbs, taker, own_devices, .. } = built;
         if let Some(own) = own_devices {
             let control = rackbus_node::control_socket(&options.run_dir);
             tokio::spawn(own_devices::offer(ControlClient::new(&control), self.host.clone(), own));
@@ -121,6 +123,9 @@ impl Args {
             never = process::ready_at(&socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         };
+        if let Some(link) = through_ntbs {
+            link.close();
+        }
         // Their drivers get them back; what is in use is given up for that.
         if ntbs.close() {
             vfio::give_back(&taker, &[], &[]);
@@ -160,21 +165,25 @@ impl Args {
         };
         let topology =
             topology.map_err(|error| Failure::usage(error.to_string(), "correct the rack file"))?;
-        let link: Arc<dyn Link> = match joined {
-            Some(joined) => Arc::new(joined.link.clone()),
-            None => {
+        let term = state_dir.join("control.term");
+        let folders = Folders::new(state_dir, rack_dir);
+        let taker = vfio::taker(&self.host, &folders);
+        let through_ntbs = match joined {
+            Some(joined) => self.through_ntbs(&rack.name, named, &taker, &joined.link)?,
+            None => None,
+        };
+        let link: Arc<dyn Link> = match (joined, &through_ntbs) {
+            (_, Some(link)) => link.clone(),
+            (Some(joined), None) => Arc::new(joined.link.clone()),
+            (None, None) => {
                 let names = rack.hosts.iter().map(|host| host.name.as_str());
                 Arc::new(ShmLink::new(&rack.name, &run_dir, names))
             }
         };
         let ports = rackbus_devices::class::ports(&devices);
         let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), own_machine);
-        let term = state_dir.join("control.term");
-        let folders = Folders::new(state_dir, rack_dir).with_network(Arc::new(network.clone()));
-        let taker = vfio::taker(&self.host, &folders);
-        let ntbs = vfio::Ntbs::new(&named.ntbs).map_err(|error| {
-            Failure::usage(error.to_string(), "correct the NTBs' addresses in the rack file")
-        })?;
+        let folders = folders.with_network(Arc::new(network.clone()));
+        let ntbs = vfio::Ntbs::new(&named.ntbs).map_err(wrong_ntb)?;
         let ntbs = Arc::new(ntbs);
         let own_file = self.devices.as_deref();
         let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
@@ -200,7 +209,32 @@ impl Args {
             term,
             program: Some(Arc::new(program)),
         };
-        Ok(Built { options, ntbs, taker, devices, own_devices })
+        let link_ntbs: Vec<PciAddress> =
+            named.link_ntbs.values().filter_map(|address| address.parse().ok()).collect();
+        Ok(Built { options, ntbs, link_ntbs, through_ntbs, taker, devices, own_devices })
+    }
+
+    /// The link of a host that some other hosts are joined with by NTBs for it, before the one by TCP; nothing where there is
+    /// no such NTB.
+    fn through_ntbs(
+        &self,
+        rack: &str,
+        host: &rack::Host,
+        taker: &str,
+        behind: &TcpLink,
+    ) -> Result<Option<Arc<NtbLink>>, Failure> {
+        if host.link_ntbs.is_empty() {
+            return Ok(None);
+        }
+        let ntbs = vfio::link_ntbs(&host.link_ntbs, taker).map_err(wrong_ntb)?;
+        let link = NtbLink::new(Arc::new(behind.clone()), rack, &self.host, ntbs);
+        let link = link.map_err(|cause| {
+            Failure::new(
+                format!("the link through NTBs: {cause}"),
+                "raise the limits of the process",
+            )
+        })?;
+        Ok(Some(Arc::new(link)))
     }
 
     /// Makes the functions of devices that are offered while the node runs.
@@ -232,10 +266,17 @@ impl Args {
     }
 }
 
+fn wrong_ntb(error: VfioError) -> Failure {
+    Failure::usage(error.to_string(), "correct the NTBs' addresses in the rack file")
+}
+
 /// A node that has not been started yet.
 struct Built {
     options: NodeOptions,
     ntbs: Arc<vfio::Ntbs>,
+    /// The NTBs for the link, and that link.
+    link_ntbs: Vec<PciAddress>,
+    through_ntbs: Option<Arc<NtbLink>>,
     /// By which name functions of the machine are taken.
     taker: String,
     /// The devices of the rack file.
@@ -251,7 +292,8 @@ impl Built {
         let named = own.map(|device| &device.functions[..]).chain([&self.devices[..]]);
         let host = &self.options.host;
         let still: Vec<_> = named.flat_map(|devices| vfio::functions_of(host, devices)).collect();
-        let own: Vec<PciAddress> = self.ntbs.addresses().values().copied().collect();
+        let own = self.ntbs.addresses().values().chain(&self.link_ntbs);
+        let own: Vec<PciAddress> = own.copied().collect();
         vfio::give_back(&self.taker, &still, &own);
     }
 }

@@ -9,7 +9,7 @@ use rackbus_control::service::{
 use rackbus_devices::RackDevice;
 use rackbus_devices::class::{self, parse_rack};
 use rackbus_fabric::derive;
-use rackbus_fabric::rack::{CompositionConfig, Rack};
+use rackbus_fabric::rack::{CompositionConfig, Host, Rack};
 use rackbus_lease::Placement;
 use toml::{Table, Value};
 
@@ -50,7 +50,16 @@ pub fn inventory(
         compositions: rack.compositions.iter().filter_map(saved).collect(),
         topology,
         apart,
+        joined: joined(rack),
     })
+}
+
+/// The pairs of hosts whose link is an NTB, each in either order: the file names both ends.
+fn joined(rack: &Rack) -> BTreeSet<(String, String)> {
+    let of_host = |host: &Host| -> Vec<(String, String)> {
+        host.link_ntbs.keys().map(|peer| (host.name.clone(), peer.clone())).collect()
+    };
+    rack.hosts.iter().flat_map(of_host).collect()
 }
 
 /// Reads a rack file again with devices beside its own. What depends on a function's address in the rack's network is

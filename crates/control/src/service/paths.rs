@@ -20,6 +20,8 @@ enum End {
 enum BetweenMachines {
     /// The NTBs of the two map it.
     Bridge,
+    /// A link through the NTBs of the two carries it.
+    Joined(Crossing),
     /// A link carries it.
     Link(Crossing),
 }
@@ -53,6 +55,7 @@ impl Service {
         let (between, hidden) = match self.crossing(from, to) {
             Some(BetweenMachines::Link(crossing)) => (Some(crossing), ComponentKind::Ntb),
             Some(BetweenMachines::Bridge) => (None, ComponentKind::Network),
+            Some(BetweenMachines::Joined(crossing)) => (Some(crossing), ComponentKind::Network),
             None if is_apart => {
                 let cause = "they are on different machines, which nothing but the network joins";
                 return Err(no_way(cause.to_owned()));
@@ -84,7 +87,13 @@ impl Service {
             (None, Some(device)) => (&device.function, here, there),
             // Functions reach each other within a machine only.
             (Some(_), Some(_)) => return None,
-            (None, None) => return Some(BetweenMachines::Link(between_hosts(&here, &there))),
+            (None, None) => {
+                let pair = (here, there);
+                return Some(match inventory.joined.contains(&pair) {
+                    true => BetweenMachines::Joined(through_ntbs(&pair.0, &pair.1)),
+                    false => BetweenMachines::Link(between_hosts(&pair.0, &pair.1)),
+                });
+            }
         };
         let state = self.shared.known();
         let mut leases = state.leases.values().filter(|lease| lease.is_live());
@@ -130,6 +139,16 @@ fn between_hosts(writer: &str, reader: &str) -> Crossing {
         format!("{reader}: into the memory that is mapped there"),
     ];
     Crossing { link: LINK.to_owned(), lane: None, copies: copies.into() }
+}
+
+/// The way of a segment's content where an NTB is for the link.
+fn through_ntbs(writer: &str, reader: &str) -> Crossing {
+    let copies = [
+        format!("{writer}: bytes that were stored, out of the segment's memory there"),
+        format!("{writer}: through a socket, and into {reader}'s memory by the NTB's window"),
+        format!("{reader}: through a socket, and into the memory that is mapped there"),
+    ];
+    Crossing { link: "an NTB, by posted stores".to_owned(), lane: None, copies: copies.into() }
 }
 
 /// The way between a front and its medium.

@@ -114,6 +114,7 @@ fn host(entry: &Named<'_>, node_id: u32, facts: AskFacts<'_>) -> Parsed<Host> {
         let allowed = format!("memory is exported in pages of {}", format_size(PAGE));
         return wrong(section.place("export"), what, allowed);
     }
+    let [ntbs, link_ntbs] = ntbs(&section)?;
     Ok(Host {
         name: entry.name.to_owned(),
         node_id,
@@ -121,7 +122,8 @@ fn host(entry: &Named<'_>, node_id: u32, facts: AskFacts<'_>) -> Parsed<Host> {
         memory_stated: stated.is_some(),
         export: export.unwrap_or(memory - memory % PAGE),
         iommu: section.truth("iommu")?.unwrap_or(true),
-        ntbs: ntbs(&section)?,
+        ntbs,
+        link_ntbs,
         devices: section
             .tables("devices")?
             .iter()
@@ -131,21 +133,34 @@ fn host(entry: &Named<'_>, node_id: u32, facts: AskFacts<'_>) -> Parsed<Host> {
     })
 }
 
-/// Where a host's NTBs are, each in a table that is named as the host it leads to.
-fn ntbs(section: &Section<'_>) -> Parsed<BTreeMap<String, String>> {
-    let mut all = BTreeMap::new();
+/// Where a host's NTBs are, each in a table that is named as the host it leads to: those for functions, and those for the link.
+fn ntbs(section: &Section<'_>) -> Parsed<[BTreeMap<String, String>; 2]> {
+    let mut all = [BTreeMap::new(), BTreeMap::new()];
     for entry in section.tables("ntb")? {
         let place = format!("the NTB to {}", entry.name);
-        let keys = Section::new(entry.table, entry.span.clone(), place, &["address"])?;
+        let keys = Section::new(entry.table, entry.span.clone(), place, &["address", "use"])?;
         let found = keys.text("address", NTB_ADDRESS)?;
         let (address, place) = keys.require("address", found, NTB_ADDRESS)?;
         if !is_pci_address(address) {
             return wrong(place, format!("`address` is {address:?}"), NTB_ADDRESS);
         }
-        all.insert(entry.name.to_owned(), address.to_owned());
+        let of_use = match keys.text("use", NTB_USE)? {
+            None | Some(("functions", _)) => 0,
+            Some(("link", _)) => 1,
+            Some((other, place)) => return wrong(place, format!("`use` is {other:?}"), NTB_USE),
+        };
+        let twice = |it: &BTreeMap<_, _>| it.values().any(|other| other == address);
+        if of_use == 1 && twice(&all[1]) || twice(&all[1 - of_use]) {
+            let what = format!("the NTB at {address} is named twice");
+            return wrong(place, what, "an NTB leads to one host, and has one use");
+        }
+        all[of_use].insert(entry.name.to_owned(), address.to_owned());
     }
     Ok(all)
 }
+
+const NTB_USE: &str = "`use` is \"functions\", which are lent through the NTB, or \"link\", for messages between the \
+                       nodes at both ends";
 
 const NTB_ADDRESS: &str =
     "`address` is where the NTB is on that host, as `lspci -D` shows it (\"0000:05:00.0\")";
@@ -168,11 +183,25 @@ fn is_pci_address(text: &str) -> bool {
 /// Hosts that NTBs lead to are hosts of the rack, and others.
 fn check_ntbs(top: &Section<'_>, hosts: &[Host]) -> Parsed<()> {
     for host in hosts {
-        for other in host.ntbs.keys() {
+        for other in host.ntbs.keys().chain(host.link_ntbs.keys()) {
             if *other == host.name || !hosts.iter().any(|host| host.name == *other) {
                 let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
                 let what = format!("the NTB of {} leads to `{other}`", host.name);
                 let allowed = format!("it leads to another host of the rack: {}", names.join(", "));
+                let place = top.get("hosts").map_or(0..0, Spanned::span);
+                return wrong(place, what, allowed);
+            }
+        }
+        for other in host.link_ntbs.keys() {
+            let is_far = |it: &&Host| it.name == *other;
+            let far = hosts.iter().find(is_far).and_then(|it| it.link_ntbs.get(&host.name));
+            if far.is_none() {
+                let what = format!(
+                    "the NTB of {} to {other} is for the link, and {other}'s is not",
+                    host.name
+                );
+                let allowed =
+                    format!("write [hosts.{other}.ntb.{}] with use = \"link\", too", host.name);
                 let place = top.get("hosts").map_or(0..0, Spanned::span);
                 return wrong(place, what, allowed);
             }

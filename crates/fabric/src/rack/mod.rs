@@ -79,8 +79,10 @@ pub struct Host {
     pub export: u64,
     /// Whether its IOMMU checks what its devices reach (then their traffic crosses the root).
     pub iommu: bool,
-    /// Its NTBs: where each is on the host, by the host that it leads to.
+    /// Its NTBs through which functions are lent: where each is on the host, by the host that it leads to.
     pub ntbs: BTreeMap<String, String>,
+    /// The same of those NTBs that are for messages between the nodes, and not for functions.
+    pub link_ntbs: BTreeMap<String, String>,
     /// Its devices, in the file's order, each with all of its functions.
     pub devices: Vec<DeclaredFunction>,
 }

@@ -358,7 +358,25 @@ fn bridges_to_other_hosts_are_read_or_refused_where_they_are_wrong() {
     let rack = Rack::parse("rack.toml", &text).unwrap();
     assert_eq!(rack.hosts[0].ntbs["b"], "0000:05:00.0");
     assert!(rack.hosts[1].ntbs.is_empty());
+    let of_link = |of: &str, to: &str| {
+        format!("[hosts.{of}.ntb.{to}]\naddress = \"0000:05:00.0\"\nuse = \"link\"\n")
+    };
+    let both = format!("{}{}", of_link("a", "b"), of_link("b", "a"));
+    let rack = Rack::parse("rack.toml", &file(&both)).unwrap();
+    assert!(rack.hosts.iter().all(|host| host.ntbs.is_empty()));
+    assert_eq!(rack.hosts[1].link_ntbs["a"], "0000:05:00.0");
+    let one_way = of_link("a", "b");
+    let other_use =
+        format!("{one_way}[hosts.b.ntb.a]\naddress = \"05:00.0\"\nuse = \"functions\"\n");
+    let twice = format!("{both}[hosts.a.ntb.c]\naddress = \"0000:05:00.0\"\n");
     for (ntb, said) in [
+        (&*one_way, "the NTB of a to b is for the link, and b's is not"),
+        (&*twice, "is named twice; an NTB leads to one host, and has one use"),
+        (&*other_use, "write [hosts.b.ntb.a] with use = \"link\", too"),
+        (
+            "[hosts.a.ntb.b]\naddress = \"05:00.0\"\nuse = \"both\"\n",
+            "rack.toml:5:7: `use` is \"both\"; ",
+        ),
         ("[hosts.a.ntb.b]\n", "rack.toml:3:"),
         ("[hosts.a.ntb.b]\naddress = \"05\"\n", "rack.toml:4:11: `address` is \"05\"; "),
         ("[hosts.a.ntb.b]\naddress = \"05:00.8\"\n", "rack.toml:4:11: `address` is \"05:00.8\"; "),

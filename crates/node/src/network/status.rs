@@ -79,11 +79,16 @@ impl Shared {
             counters.iter().map(|it| of(it).get()).sum::<u64>()
         };
         let drops = counters.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops));
+        let bridges = self.link.bridges();
         let peers = self.stations.all().iter().enumerate().filter_map(|(nth, peer)| {
             let of_peer: Vec<_> = counters.iter().map(|it| &it.peers[nth]).collect();
             let status = peer_status(&peer.name, &of_peer);
             let quiet = PeerStatus { peer: peer.name.clone(), ..PeerStatus::default() };
-            let way = if self.apart && peer.host != self.host { "TLS" } else { "memory" };
+            let way = match self.apart && peer.host != self.host {
+                true if bridges.iter().any(|bridge| bridge.host == peer.host) => "NTB",
+                true => "TLS",
+                false => "memory",
+            };
             (status != quiet).then(|| PeerStatus { way: way.to_owned(), ..status })
         });
         // Of all queues together.
