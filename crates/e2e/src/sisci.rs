@@ -14,12 +14,20 @@ const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/instal
 /// # Errors
 /// When they were not built, or cannot be installed.
 pub fn install(rack: &RackProcesses) -> Result<PathBuf> {
-    let folder = rack.run_dir().join("sisci");
+    install_in(rack.run_dir())
+}
+
+/// The same in a folder of this one.
+///
+/// # Errors
+/// As [`install`].
+pub fn install_in(dir: &Path) -> Result<PathBuf> {
+    let folder = dir.join("sisci");
     let library = beside("libsisci.so")?;
     let made = Command::new(INSTALL)
         .arg(&folder)
         .env("SISCI_LIB", library.parent().unwrap_or(&library))
-        .env("CARGO_TARGET_DIR", rack.run_dir().join("sisci-build"))
+        .env("CARGO_TARGET_DIR", dir.join("sisci-build"))
         .env_remove("DESTDIR")
         .output()?;
     ensure!(made.status.success(), "{INSTALL}: {}", String::from_utf8_lossy(&made.stderr));

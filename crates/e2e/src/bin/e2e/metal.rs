@@ -94,7 +94,7 @@ pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalH
 }
 
 /// A program `rackbus` in this folder, which is the machines', whatever libraries they have.
-fn wrap(folder: &Path) -> Result<()> {
+pub fn wrap(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let program = folder.join("rackbus");
     std::fs::write(&program, format!("#!/bin/sh\nexec {FILES}/run rackbus \"$@\"\n"))?;
