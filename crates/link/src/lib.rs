@@ -10,6 +10,10 @@
 //! once needs no software afterwards. [`tcp`] is the one between machines: a medium's operations are carried
 //! over TLS. [`ntb`] stands before that one where an NTB joins two machines, for segments and the network. Nothing above this crate knows how a link finds and knows its peers.
 
+// What tests of several crates have in common names this one.
+#[cfg(test)]
+extern crate self as rackbus_link;
+
 mod conversation;
 mod framed;
 mod medium;

@@ -1,119 +1,19 @@
 //! Two hosts' links through a bridge whose windows lead into memory of this process.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Handles, SharedMemory, Stream};
+use rackbus_memory::{AdaptiveSpin, Handles, Stream};
 
 use super::joint::SILENCE;
 use super::layout::{SLOTS, SlotWord};
 use super::*;
 use crate::shm::ShmLink;
+use cable::Cable;
 
-/// What a host has of the bridge, as its peer's stores find it.
-#[derive(Debug, Clone)]
-struct Place {
-    arena: SharedMemory,
-    bell: Arc<Event>,
-}
-
-impl Place {
-    fn new(layout: ArenaLayout) -> Place {
-        let arena = SharedMemory::create("arena", layout.bytes()).unwrap();
-        Place { arena, bell: Arc::new(Event::new().unwrap()) }
-    }
-}
-
-/// The bridge between two hosts: what each has of it, or had last.
-#[derive(Debug, Clone)]
-struct Cable {
-    layout: ArenaLayout,
-    places: Arc<[Mutex<Place>; 2]>,
-    works: Arc<AtomicBool>,
-    /// At each end, whether the link went down.
-    cut: Arc<[AtomicBool; 2]>,
-}
-
-impl Cable {
-    fn new() -> Cable {
-        let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
-        let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
-        let (works, cut) = (Arc::new(AtomicBool::new(true)), Arc::default());
-        Cable { layout, places: Arc::new(places), works, cut }
-    }
-
-    fn place(&self, end: usize) -> Place {
-        self.places[end].lock().unwrap().clone()
-    }
-
-    /// Opens an end, as a driver does that has just started: with an arena of its own.
-    fn opening(&self, end: usize) -> OpenNtb {
-        let cable = self.clone();
-        Box::new(move || {
-            let own = Place::new(cable.layout);
-            *cable.places[end].lock().unwrap() = own.clone();
-            cable.works.store(true, Ordering::Relaxed);
-            Ok(Box::new(CableEnd { cable: cable.clone(), own, end }))
-        })
-    }
-}
-
-struct CableEnd {
-    cable: Cable,
-    own: Place,
-    end: usize,
-}
-
-impl Arenas for CableEnd {
-    fn load(&self, at: u32) -> u32 {
-        self.own.arena.whole().load_u32(at as usize, Ordering::Acquire).unwrap()
-    }
-
-    fn copy(&self, at: u32, out: &mut [u8]) {
-        let whole = self.own.arena.whole();
-        assert_eq!(whole.part(at as usize, out.len()).unwrap().copy_to(out), out.len());
-    }
-
-    fn clear(&self, at: u32, bytes: u32) {
-        self.own.arena.whole().part(at as usize, bytes as usize).unwrap().fill(0);
-    }
-
-    fn store(&self, at: u32, words: &[u32]) {
-        let peer = self.cable.place(1 - self.end);
-        fence(Ordering::Release);
-        for (at, word) in (at as usize..).step_by(4).zip(words) {
-            peer.arena.whole().store_u32(at, *word, Ordering::Release).unwrap();
-        }
-    }
-}
-
-impl NtbDriver for CableEnd {
-    fn layout(&self) -> ArenaLayout {
-        self.cable.layout
-    }
-
-    fn ring(&self) {
-        self.cable.place(1 - self.end).bell.ring();
-    }
-
-    fn bell(&self) -> BorrowedFd<'_> {
-        self.own.bell.as_fd()
-    }
-
-    fn answer(&self) -> bool {
-        self.own.bell.drain()
-    }
-
-    fn was_cut(&self) -> bool {
-        self.cable.cut[self.end].swap(false, Ordering::Relaxed)
-    }
-
-    fn works(&self) -> bool {
-        self.cable.works.load(Ordering::Relaxed)
-    }
-}
+#[path = "../../tests/common/cable.rs"]
+mod cable;
 
 const HOSTS: [&str; 2] = ["alpha", "beta"];
 const LIMIT: Duration = Duration::from_secs(20);

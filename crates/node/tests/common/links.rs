@@ -5,13 +5,19 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use rackbus_identity::{CertificateAuthority, Subject};
 use rackbus_link::Link;
+use rackbus_link::ntb::NtbLink;
 use rackbus_link::shm::ShmLink;
 use rackbus_link::tcp::{SCHEME, TcpLink};
 
 use super::HOSTS;
+use cable::Cable;
+
+#[path = "../../../link/tests/common/cable.rs"]
+mod cable;
 
 /// What joins the hosts of a rack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +26,8 @@ pub enum LinkKind {
     Shm,
     /// TLS over TCP, between machines.
     Tcp,
+    /// The same, and an NTB between the first two hosts.
+    Ntb,
 }
 
 /// The links of all hosts, whose nodes have their folders in `run_dir`.
@@ -41,7 +49,19 @@ pub fn links(kind: LinkKind, run_dir: &Path) -> BTreeMap<&'static str, Arc<dyn L
         link.locate_by(move |host| Some(format!("{SCHEME}{}", others.get(host)?)));
         (host, Arc::new(link))
     };
-    HOSTS.map(link).into()
+    let mut links: BTreeMap<_, _> = HOSTS.map(link).into();
+    if kind == LinkKind::Ntb {
+        let cable = Cable::new();
+        for (end, host) in HOSTS[..2].iter().enumerate() {
+            let bridges = [(HOSTS[1 - end].to_owned(), cable.opening(end))];
+            let behind = links[host].clone();
+            links.insert(host, Arc::new(NtbLink::new(behind, "test", host, bridges).unwrap()));
+        }
+        while !links.values().all(|link| link.bridges().iter().all(|it| it.up)) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    links
 }
 
 /// Where the hosts' nodes listen: on an address of this process and rack alone, so that a port that was free stays free

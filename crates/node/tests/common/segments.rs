@@ -34,8 +34,14 @@ impl Hosts {
 
     /// All three, each on a machine of its own.
     pub fn machines() -> Hosts {
-        let hosts = Hosts(tempfile::tempdir().unwrap());
-        let links = links(LinkKind::Tcp, hosts.folder());
+        let folder = tempfile::tempdir().unwrap();
+        let links = links(LinkKind::Tcp, folder.path());
+        Hosts::joined_by(folder, &links)
+    }
+
+    /// The same, by links that were made for this folder.
+    pub fn joined_by(folder: TempDir, links: &BTreeMap<&'static str, Arc<dyn Link>>) -> Hosts {
+        let hosts = Hosts(folder);
         for node in [ALPHA, BETA, GAMMA] {
             let link = &links[name(node)];
             start(hosts.folder(), node, link.clone(), &**link, true);
