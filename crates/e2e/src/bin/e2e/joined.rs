@@ -76,14 +76,19 @@ fn start(dir: &Path) -> Result<JoinedHosts> {
 }
 
 impl JoinedHosts {
-    /// Starts the node of a host.
+    /// Starts the node of a host, again where it does not join: a handshake may take a machine that is translated longer than
+    /// its peer waits.
     fn node(&mut self, end: usize) -> Result<()> {
         let join = format!(
             "rackbus node --host {} --join https://{}:7420 --token-file /tmp/token",
             HOSTS[end], self.control
         );
         let machine = &mut self.machines[end];
-        begin(machine, "node.log", &format!("sh -c 'modprobe vfio-pci; exec {join}'"))?;
+        begin(
+            machine,
+            "node.log",
+            &format!("sh -c 'modprobe vfio-pci; while {join}; [ $? = 1 ]; do sleep 1; done'"),
+        )?;
         run(machine, "until_ok rackbus devices").map(drop)
     }
 
