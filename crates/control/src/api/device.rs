@@ -50,11 +50,11 @@ pub struct Device {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Turns>,
     /// What its node says of it; nothing while the node is not there.
-    pub report: Option<DeviceReport>,
+    pub report: Option<Box<DeviceReport>>,
     /// What the borrower's node says of the front that it runs for the function; nothing where the
     /// lender runs it.
     #[serde(default)]
-    pub front: Option<DeviceReport>,
+    pub front: Option<Box<DeviceReport>>,
     /// What it reaches of other functions of the same user, as the borrower's node says; nothing where it
     /// reaches none.
     #[serde(default)]

@@ -95,7 +95,7 @@ impl WriterShared {
         let own = devices.iter().filter_map(|device| {
             let host = device.function.split('/').next().unwrap_or_default();
             let part = FunctionPart::of_lender(device.function.clone(), host.to_owned());
-            Some((part, device.report.as_ref()?))
+            Some((part, device.report.as_deref()?))
         });
         let reports = known.reports.iter().filter(|(host, _)| known.listens(host));
         let fronts = reports.flat_map(|(host, report)| {

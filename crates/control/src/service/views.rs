@@ -273,10 +273,11 @@ impl WriterShared {
             epoch: record.map_or(0, |r: &FunctionRecord| r.epoch),
             waiting: self.queue().length(&device.function),
             turns: self.turns(known, &device.function),
-            report: known.report(&device.function).cloned(),
+            report: known.report(&device.function).cloned().map(Box::new),
             front: holder
                 .as_deref()
-                .and_then(|holder| known.front(holder, &device.function).cloned()),
+                .and_then(|holder| known.front(holder, &device.function).cloned())
+                .map(Box::new),
             peers: holder
                 .as_deref()
                 .and_then(|holder| known.peers(holder, &device.function).cloned()),

@@ -57,7 +57,7 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 6] = [
+const ALONE: [Alone; 7] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
     ("two hosts share memory and ring each other through a bridge in software", joined::shared),
