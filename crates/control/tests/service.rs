@@ -320,7 +320,7 @@ async fn what_a_node_says_of_itself_is_shown_while_it_is_there() {
     let shown = async || control.client.devices().await.unwrap().remove(0).report;
     assert_eq!(shown().await, None, "its node is not there");
     let listening = control.client.listen("alpha", 0).await.unwrap();
-    assert_eq!(shown().await, Some(engine));
+    assert_eq!(shown().await, Some(Box::new(engine)));
     let status = control.client.status().await.unwrap();
     let left_out: Vec<u64> = status.hosts.iter().map(|host| host.log_lines_left_out).collect();
     assert_eq!((left_out, status.log_lines_left_out), (vec![5, 0], 7));

@@ -40,7 +40,7 @@ impl Store {
             return Ok(());
         }
         state.commits += 1;
-        match state.fails {
+        match state.fails && !commit.answers.is_empty() {
             true => Err(StoreError::Other("the disk is full".to_owned())),
             false => Ok(()),
         }
@@ -59,7 +59,7 @@ impl Store {
         self.state.lock().unwrap().commits
     }
 
-    /// Goes on; the commits fail from now on or not.
+    /// Goes on; commits that have something to do with a request's key fail from now on, or not.
     fn go_on(&self, fails: bool) {
         let mut state = self.state.lock().unwrap();
         (state.busy, state.fails) = (false, fails);
@@ -158,10 +158,26 @@ async fn what_is_asked_while_the_store_is_busy_is_stored_in_one_commit() {
     others.iter().for_each(|task| task.abort());
 }
 
+/// A lease of the first function that waits for beta to say that it has opened it.
+async fn lend(service: &Arc<Service>) -> tokio::task::JoinHandle<()> {
+    let asked = service.clone();
+    let borrowed = tokio::spawn(async move {
+        asked.borrow(&BorrowRequest::new(&function(0), "beta"), None).await.unwrap();
+    });
+    while service.leases(true).is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let (incarnation, device, epoch) = (1, "d0".to_owned(), 1);
+    let armed = Message::Armed { incarnation, device, epoch, change: None };
+    say(service, "alpha", armed).await.unwrap();
+    borrowed
+}
+
 #[tokio::test]
 async fn where_it_cannot_be_stored_none_of_it_has_happened_and_nodes_are_heard_anyway() {
     let store = Arc::new(Store::default());
     let service = open(&store).await;
+    let lent = lend(&service).await;
     let borrow = |nth: usize, key: &str| {
         let (service, key) = (service.clone(), Some(key.to_owned()));
         tokio::spawn(async move {
@@ -169,33 +185,65 @@ async fn where_it_cannot_be_stored_none_of_it_has_happened_and_nodes_are_heard_a
         })
     };
     store.be_busy();
-    let first = borrow(0, "a");
+    let first = borrow(1, "a");
     while !store.is_waited_for() {
         tokio::task::yield_now().await;
     }
-    // The second repeats the first of these: both are answered by the one lease that there would be.
-    let refused = [borrow(1, "b"), borrow(1, "b"), borrow(2, "c")];
+    // The second repeats the first of these: both are answered by the one lease that there would be. The last one is refused
+    // because of a lease that never is.
+    let refused = [borrow(2, "b"), borrow(2, "b"), borrow(3, "c"), borrow(3, "d")];
     let heard = {
         let service = service.clone();
-        let renew = Message::Renew { lease: 1, incarnation: 1, sent: None };
-        tokio::spawn(async move { say(&service, "beta", renew).await })
+        let opened = Message::Opened { lease: 1, outcome: Ok("socket".to_owned()) };
+        tokio::spawn(async move { say(&service, "beta", opened).await })
     };
     let_them_ask().await;
+    let before = store.commits();
+    // What has a key is what the store does not take.
     store.go_on(true);
     assert_eq!(first.await.unwrap().unwrap_err().code, "not_stored");
     for refused in refused {
         assert_eq!(refused.await.unwrap().unwrap_err().code, "not_stored");
     }
-    heard.await.unwrap().expect("what a node says stores nothing here");
-    assert!(service.leases(true).is_empty());
+    heard.await.unwrap().expect("it is decided again by itself");
+    lent.await.unwrap();
+    assert!(store.commits() - before >= 2, "they were not stored together first");
+    assert_eq!(service.leases(true).len(), 1);
+    let (events, _) = service.events(0, None, usize::MAX);
+    let told = |text: &str| events.iter().filter(|event| event.text.contains(text)).count();
+    assert_eq!((told("beta can use alpha/d0"), told("alpha/d3"), told("was refused")), (1, 1, 0));
     store.go_on(false);
     // The key and the number are as if they had not been used.
-    let again = borrow(2, "b");
-    while service.leases(true).is_empty() {
+    let again = borrow(3, "b");
+    while service.leases(true).len() < 2 {
         tokio::task::yield_now().await;
     }
-    let leases = service.leases(true);
-    assert_eq!((leases.len(), leases[0].lease), (1, 1));
-    assert_eq!(leases[0].function, function(2));
+    let lease = service.lease(2).unwrap();
+    assert_eq!(lease.function, function(3));
     again.abort();
+}
+
+#[tokio::test]
+async fn a_refusal_is_told_after_what_it_was_refused_for() {
+    let store = Arc::new(Store::default());
+    let service = open(&store).await;
+    let borrow = |nth: usize| {
+        let service = service.clone();
+        tokio::spawn(async move {
+            service.borrow(&BorrowRequest::new(&function(nth), "beta"), None).await
+        })
+    };
+    store.be_busy();
+    let first = borrow(0);
+    while !store.is_waited_for() {
+        tokio::task::yield_now().await;
+    }
+    let (granted, refused) = (borrow(1), borrow(1));
+    let_them_ask().await;
+    store.go_on(false);
+    assert_eq!(refused.await.unwrap().unwrap_err().code, "held");
+    let (events, _) = service.events(0, None, usize::MAX);
+    let place = |text: &str| events.iter().position(|event| event.text.contains(text)).unwrap();
+    assert!(place("alpha/d1 is being lent") < place("was refused"), "{events:?}");
+    [first, granted].iter().for_each(|task| task.abort());
 }

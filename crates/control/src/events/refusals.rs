@@ -14,14 +14,14 @@ const QUIET_MS: u64 = 600_000;
 const MOST_REFUSALS: usize = 1000;
 
 /// Keeps somebody who is refused again and again from filling the log.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct RefusalLimiter {
     /// By what is alike.
     said: BTreeMap<String, RefusalHistory>,
 }
 
 /// What was said of refusals that are alike.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct RefusalHistory {
     /// Until when they are only counted.
     silent_until: u64,

@@ -23,7 +23,7 @@ use rackbus_lease::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use group::StepGroup;
+use group::{MOST_REQUESTS, StepGroup};
 use interests::{InterestEnds, Interests};
 use requests::Answer;
 pub(super) use requests::{
@@ -149,19 +149,6 @@ impl From<Decision> for Step {
     }
 }
 
-/// A step in which a node is heard; its answer is when that was.
-fn hear(
-    host: &str,
-    messages: Vec<Message>,
-    events: Vec<Draft>,
-) -> impl FnOnce(&mut Authority, u64) -> (u64, Step) {
-    let host = host.to_owned();
-    move |authority, now| {
-        let outcome = authority.receive_all(now, &host, messages);
-        (now, Step { events, ..outcome.into() })
-    }
-}
-
 struct Writer {
     authority: Authority,
     store: Box<dyn Store>,
@@ -230,9 +217,10 @@ impl Writer {
         first: (Option<By>, WriterRequest),
         requests: &mut mpsc::Receiver<(Option<By>, WriterRequest)>,
     ) {
-        let mut next = Some(first);
+        let (mut next, mut served) = (Some(first), 0);
         while let Some((by, request)) = next {
-            if !self.group.takes(&request) {
+            let joins = self.group.takes(&request);
+            if !joins {
                 // Who asked for something of the group is answered with the error.
                 let _ = self.store_group();
             }
@@ -241,7 +229,10 @@ impl Writer {
             self.by = by.filter(|_| asks);
             self.serve(request);
             self.by = None;
-            next = self.group.has_room().then(|| requests.try_recv().ok()).flatten();
+            served += 1;
+            // Bounded, since time passes and others have something to say.
+            let goes_on = joins && served < MOST_REQUESTS && self.group.has_room();
+            next = goes_on.then(|| requests.try_recv().ok()).flatten();
         }
         let _ = self.store_group();
     }
@@ -250,31 +241,36 @@ impl Writer {
         match request {
             // Nobody there any more: then the lease is dropped, and so given back.
             WriterRequest::Borrow { functions, borrower, terms, key, chosen, asker, answer } => {
-                let granted = self.borrow(&functions, &borrower, &terms, (key, chosen), asker);
-                self.afterwards(move |writer, stored| {
-                    let granted = stored.and(granted).map(|it| it.map(|it| writer.hand_out(it)));
+                let decide = move |writer: &mut Writer| {
+                    writer.borrow(&functions, &borrower, &terms, (key.clone(), chosen), asker)
+                };
+                self.answer_when_stored(decide, |writer, granted| {
+                    let granted = granted.map(|it| it.map(|it| writer.hand_out(it)));
                     let _ = answer.send(granted);
                 });
             }
             WriterRequest::Recall { borrower, terms, key, answer } => {
-                let granted = self.recall(&key, &borrower, &terms);
-                self.afterwards(move |writer, stored| {
-                    let granted = stored.and(granted).map(|it| it.map(|it| writer.hand_out(it)));
+                let decide = move |writer: &mut Writer| writer.recall(&key, &borrower, &terms);
+                self.answer_when_stored(decide, |writer, granted| {
+                    let granted = granted.map(|it| it.map(|it| writer.hand_out(it)));
                     let _ = answer.send(granted);
                 });
             }
             WriterRequest::WasMade { keyed: KeyedChange { key, request }, answer } => {
-                let found = self.answers.find(&key, &request);
-                let was_made = found.map(|found| found != KeyLookup::New);
-                self.afterwards(|_, stored| drop(answer.send(stored.and(was_made))));
+                let decide = move |writer: &mut Writer| {
+                    let found = writer.answers.find(&key, &request);
+                    found.map(|found| found != KeyLookup::New)
+                };
+                self.answer_when_stored(decide, |_, was_made| drop(answer.send(was_made)));
             }
             WriterRequest::Told { leases, answer } => {
-                let all = self.are_active(&leases);
-                self.afterwards(move |writer, stored| {
-                    if all && stored.is_ok() {
+                let asked = leases.clone();
+                let decide = move |writer: &mut Writer| Ok(writer.are_active(&asked));
+                self.answer_when_stored(decide, move |writer, all| {
+                    if matches!(all, Ok(true)) {
                         leases.iter().for_each(|lease| writer.interests.told(*lease));
                     }
-                    let _ = answer.send(stored.and(Ok(all)));
+                    let _ = answer.send(all);
                 });
             }
             WriterRequest::Compose { change, keyed, answer } => {
@@ -294,8 +290,9 @@ impl Writer {
                 let _ = answer.send(self.change_level(lease, level, keyed));
             }
             WriterRequest::GiveBack { lease, within, key, answer } => {
-                let returned = self.give_back(lease, within, key);
-                self.afterwards(|_, stored| drop(answer.send(stored.and(returned))));
+                let decide =
+                    move |writer: &mut Writer| writer.give_back(lease, within, key.clone());
+                self.answer_when_stored(decide, |_, returned| drop(answer.send(returned)));
             }
             WriterRequest::GiveBackAll { leases, keyed, answer } => {
                 let newest = leases.iter().max().copied().unwrap_or(0);
@@ -314,12 +311,12 @@ impl Writer {
             WriterRequest::Note { events } => self.note(events),
             WriterRequest::Refused { host, text } => {
                 self.shared.known().refused += 1;
-                self.refused(Some(&host), &text);
+                self.refused(Some(&host), &text, true);
             }
             WriterRequest::Forbidden { by, text } => {
                 let (alike, host) = (format!("forbidden {by}"), by.host.clone());
                 self.by = Some(by);
-                self.refused_alike(&alike, host.as_deref(), &text);
+                self.note_refusal(&alike, host.as_deref(), &text, true);
             }
         }
     }
@@ -332,15 +329,18 @@ impl Writer {
         events: Vec<Draft>,
         answer: Answer<()>,
     ) {
-        let events = self.reports.kept(self.shared.clock.now(), &host, events);
-        let now = self.stage(hear(&host, messages.clone(), events));
-        self.afterwards(move |writer, stored| {
-            // What somebody else asked for may be what could not be stored.
-            let heard = match stored.is_ok() || stored.alone {
-                true => stored.and(Ok(now)),
-                false => writer.step(hear(&host, messages.clone(), Vec::new())),
-            };
-            let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
+        let mut events = self.reports.kept(self.shared.clock.now(), &host, events);
+        let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
+        let from = host.clone();
+        let decide = move |writer: &mut Writer| {
+            // What happened is told once, however often it is decided what follows from the messages.
+            let (messages, events) = (messages.clone(), std::mem::take(&mut events));
+            Ok(writer.stage(|authority, now| {
+                let outcome = authority.receive_all(now, &from, messages);
+                (now, Step { events, ..outcome.into() })
+            }))
+        };
+        self.answer_when_stored(decide, move |writer, heard| {
             let heard = heard.map(|now| writer.shared.heard(&host, now, registers));
             let _ = answer.send(heard);
         });
@@ -387,19 +387,12 @@ impl Writer {
         Ok(term)
     }
 
-    /// Notes that somebody was refused.
-    fn refused(&mut self, host: Option<&str>, text: &str) {
+    /// Notes that somebody was refused what was asked for.
+    fn refused(&mut self, host: Option<&str>, text: &str, holds: bool) {
         let by = self.by.as_ref().map(By::to_string).unwrap_or_default();
         // The limiter keeps what was said.
         let text = shortened(text, LONGEST_TEXT);
-        self.refused_alike(&format!("{by}: {text}"), host, text);
-    }
-
-    fn refused_alike(&mut self, alike: &str, host: Option<&str>, text: &str) {
-        let now = self.shared.clock.now();
-        if let Some(event) = self.refusals.refused(now, alike, host, text) {
-            self.note(vec![event]);
-        }
+        self.note_refusal(&format!("{by}: {text}"), host, text, holds);
     }
 
     fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {

@@ -38,7 +38,7 @@ impl Writer {
             Err(refused) => return Ok(Err(refused)),
         };
         let event = revocation_event(&asked, count);
-        let drafts = self.drafts(at_ms, event.into_iter().collect(), Vec::new());
+        let drafts = event.into_iter().map(|event| self.own(event)).collect();
         let numbered = self.numbered(at_ms, drafts);
         let commit = self.keyed_commit(keyed, at_ms, Commit { certificates: changes, ..numbered });
         if let Err(error) = self.commit(&commit) {

@@ -11,36 +11,31 @@ use rackbus_lease::{Authority, Decision, Record};
 use super::{Step, Writer, WriterRequest, not_stored};
 use crate::answers::KeptAnswer;
 use crate::api::ApiError;
-use crate::events::{Draft, ReportLimiter};
+use crate::events::{Draft, RefusalLimiter, ReportLimiter};
 use crate::service::news::{DecidedRecords, events_of};
 use crate::store::Commit;
 
 /// Requests that are decided together at most.
-const MOST_REQUESTS: usize = 64;
+pub(super) const MOST_REQUESTS: usize = 64;
 /// Records, and messages of one node, beyond which nothing more joins: a store takes a commit of bounded size only.
 const MOST_RECORDS: usize = 256;
 
 /// What became of a group.
-pub(super) struct Stored {
+struct Stored {
     outcome: Result<(), ApiError>,
     /// Nothing else was in it.
-    pub alone: bool,
-}
-
-impl Stored {
-    /// The answer to a request of the group; an error where it was not stored.
-    pub fn and<T>(self, answer: Result<T, ApiError>) -> Result<T, ApiError> {
-        self.outcome.and(answer)
-    }
-
-    /// Whether it is stored.
-    pub fn is_ok(&self) -> bool {
-        self.outcome.is_ok()
-    }
+    alone: bool,
 }
 
 /// What is done when a group is stored, or could not be.
 type Afterwards = Box<dyn FnOnce(&mut Writer, Stored) + Send>;
+
+/// An event of a group.
+struct GroupEvent {
+    draft: Draft,
+    /// It is told also where the group is not stored.
+    holds: bool,
+}
 
 /// What is decided and not stored yet.
 #[derive(Default)]
@@ -48,17 +43,17 @@ pub(super) struct StepGroup {
     decision: Decision,
     /// What becomes of each key; nothing where it is forgotten.
     answers: BTreeMap<String, Option<KeptAnswer>>,
-    events: Vec<Draft>,
-    /// Those of them that nobody tells again.
-    said_once: Vec<Draft>,
+    /// In the order in which they happened.
+    events: Vec<GroupEvent>,
+    /// There is something that is to be stored before anybody is told.
+    decides: bool,
     decided: DecidedRecords,
     afterwards: Vec<Afterwards>,
-    /// Events are kept that nothing waits for, and are to be stored.
-    notes: bool,
     /// The keys that it changed, as they were before, oldest first.
     answers_before: Vec<(String, Option<KeptAnswer>)>,
-    /// As it was before the first life of a node in it.
+    /// As they were before the first life of a node in it, and before the first refusal.
     reports_before: Option<ReportLimiter>,
+    refusals_before: Option<RefusalLimiter>,
 }
 
 impl StepGroup {
@@ -82,19 +77,33 @@ impl StepGroup {
 
     /// Whether another request may join.
     pub fn has_room(&self) -> bool {
-        self.afterwards.len() < MOST_REQUESTS && self.decision.records.len() < MOST_RECORDS
-    }
-
-    /// Whether it comes to something that is to be stored before anybody is told.
-    fn decides(&self) -> bool {
-        !(self.decision.records.is_empty() && self.answers.is_empty() && self.said_once.is_empty())
+        self.decision.records.len() < MOST_RECORDS
     }
 }
 
 impl Writer {
-    /// Has something done when all that is decided is stored, or could not be.
-    pub(super) fn afterwards(&mut self, work: impl FnOnce(&mut Writer, Stored) + Send + 'static) {
-        self.group.afterwards.push(Box::new(work));
+    /// Decides what is asked, and answers when it is stored. What could not be stored together with others is decided again by
+    /// itself: it may be somebody else's that the store does not take.
+    pub(super) fn answer_when_stored<T: Send + 'static>(
+        &mut self,
+        mut decide: impl FnMut(&mut Writer) -> Result<T, ApiError> + Send + 'static,
+        answer: impl FnOnce(&mut Writer, Result<T, ApiError>) + Send + 'static,
+    ) {
+        let by = self.by.clone();
+        let decided = decide(self);
+        self.group.afterwards.push(Box::new(move |writer, stored| {
+            let outcome = match stored.outcome {
+                Err(_) if !stored.alone => {
+                    let by = std::mem::replace(&mut writer.by, by);
+                    let decided = decide(writer);
+                    let outcome = writer.store_group().and(decided);
+                    writer.by = by;
+                    outcome
+                }
+                outcome => outcome.and(decided),
+            };
+            answer(writer, outcome);
+        }));
     }
 
     /// Decides a step, which is stored with the others of its group.
@@ -110,11 +119,14 @@ impl Writer {
         if self.group.reports_before.is_none() && outcome.records.iter().any(is_life) {
             self.group.reports_before = Some(self.reports.clone());
         }
-        let said_once = events.iter().map(|draft| self.own(draft.clone()).at(now));
-        self.group.said_once.extend(said_once.collect::<Vec<_>>());
         let told = events_of(&self.shared.known(), &mut self.group.decided, &outcome.records);
-        let drafts = self.drafts(now, events, told);
-        self.group.events.extend(drafts.into_iter().map(|draft| draft.at(now)));
+        self.group.decides |=
+            !(outcome.records.is_empty() && answers.is_empty() && events.is_empty());
+        self.group.decides |= !forgotten_keys.is_empty();
+        let said = events.into_iter().map(|draft| self.own(draft)).collect::<Vec<_>>();
+        self.keep_events(now, said, true);
+        let told = self.drafts(now, told);
+        self.keep_events(now, told, false);
         for kept in answers {
             let key = kept.key.clone();
             let before = self.answers.put(kept.clone());
@@ -130,9 +142,9 @@ impl Writer {
         answer
     }
 
-    /// The events that belong to a step, and those that its records tell.
-    pub(super) fn drafts(&mut self, now: u64, own: Vec<Draft>, told: Vec<Draft>) -> Vec<Draft> {
-        let mut drafts = own;
+    /// The events that the records of a step tell, as they may be stored.
+    pub(super) fn drafts(&mut self, now: u64, told: Vec<Draft>) -> Vec<Draft> {
+        let mut drafts = Vec::new();
         for draft in told {
             match draft.restarted().map(str::to_owned) {
                 // A node begins as many lives as it likes.
@@ -143,63 +155,84 @@ impl Writer {
         drafts.into_iter().map(|draft| self.own(draft)).collect()
     }
 
-    /// Keeps events that no decision belongs to, to be stored next.
-    pub(super) fn note(&mut self, events: Vec<Draft>) {
-        let now = self.shared.clock.now();
-        for event in events {
-            let event = self.own(event).at(now);
-            self.unstored.keep(event);
-        }
-        self.group.notes = true;
+    fn keep_events(&mut self, now: u64, drafts: Vec<Draft>, holds: bool) {
+        let events = drafts.into_iter().map(|draft| GroupEvent { draft: draft.at(now), holds });
+        self.group.events.extend(events);
     }
 
-    /// Stores what is decided, has it known and sent, and does what was to be done then.
+    /// Keeps events that no decision belongs to, to be stored next.
+    pub(super) fn note(&mut self, events: Vec<Draft>) {
+        let drafts = events.into_iter().map(|event| self.own(event)).collect();
+        self.keep_events(self.shared.clock.now(), drafts, true);
+    }
+
+    /// Notes that somebody was refused; where that was decided by what is not stored yet, it `holds` only with that.
+    pub(super) fn note_refusal(
+        &mut self,
+        alike: &str,
+        host: Option<&str>,
+        text: &str,
+        holds: bool,
+    ) {
+        let now = self.shared.clock.now();
+        if self.group.refusals_before.is_none() && !holds {
+            self.group.refusals_before = Some(self.refusals.clone());
+        }
+        if let Some(event) = self.refusals.refused(now, alike, host, text) {
+            let event = self.own(event);
+            self.keep_events(now, vec![event], holds);
+        }
+    }
+
+    /// Stores what is decided, has it known and sent, and answers then.
     ///
     /// # Errors
     /// When it could not be stored: it is taken back.
     pub(super) fn store_group(&mut self) -> Result<(), ApiError> {
         let mut group = std::mem::take(&mut self.group);
-        let (afterwards, notes) = (std::mem::take(&mut group.afterwards), group.notes);
-        let outcome = match group.decides() {
-            true => self.store(group),
-            false => self.tell(group.decision),
-        };
+        let afterwards = std::mem::take(&mut group.afterwards);
+        let outcome = if group.decides { self.store(group) } else { self.tell(group) };
         let alone = afterwards.len() == 1;
         for work in afterwards {
             work(self, Stored { outcome: outcome.clone(), alone });
         }
-        if notes {
-            self.store_notes();
-        }
         outcome
     }
 
-    /// Steps that change nothing that is stored: what they say is sent, if this still leads.
-    fn tell(&mut self, decision: Decision) -> Result<(), ApiError> {
+    /// Steps that change nothing that is stored: what they say is sent, if this still leads. Their events are stored if the
+    /// store takes them.
+    fn tell(&mut self, group: StepGroup) -> Result<(), ApiError> {
+        let StepGroup { decision, events, .. } = group;
+        let is_noted = !events.is_empty();
+        events.into_iter().for_each(|event| self.unstored.keep(event.draft));
+        let mut told = Ok(());
         if !decision.messages.is_empty() {
-            if let Err(error) = self.commit(&Commit::default()) {
-                self.authority.take_back();
-                return Err(not_stored(&error));
+            match self.commit(&Commit::default()) {
+                Ok(()) => self.shared.publish(decision, Vec::new(), 0),
+                Err(error) => {
+                    self.authority.take_back();
+                    told = Err(not_stored(&error));
+                }
             }
-            self.shared.publish(decision, Vec::new(), 0);
         }
         self.authority.settle();
-        Ok(())
+        if is_noted {
+            self.store_notes();
+        }
+        told
     }
 
     fn store(&mut self, group: StepGroup) -> Result<(), ApiError> {
         let now = self.shared.clock.now();
-        let StepGroup {
-            decision, answers, events, said_once, answers_before, reports_before, ..
-        } = group;
-        let drafts = self.unstored.next().cloned().chain(events).collect();
+        let StepGroup { decision, answers, events, answers_before, .. } = group;
+        let drafts = self.unstored.next().chain(events.iter().map(|event| &event.draft));
         let (kept, forgotten): (Vec<_>, Vec<_>) =
             answers.into_iter().partition(|(_, kept)| kept.is_some());
         let commit = Commit {
             records: decision.records.clone(),
             answers: kept.into_iter().filter_map(|(_, kept)| kept).collect(),
             forgotten_keys: forgotten.into_iter().map(|(key, _)| key).collect(),
-            ..self.numbered(now, drafts)
+            ..self.numbered(now, drafts.cloned().collect())
         };
         let Err(error) = self.commit(&commit) else {
             self.authority.settle();
@@ -216,31 +249,34 @@ impl Writer {
             };
         }
         // A node says again that it has begun a life, and what was left out is to be told then.
-        if let Some(before) = reports_before {
+        if let Some(before) = group.reports_before {
             self.reports = before;
         }
-        said_once.into_iter().for_each(|event| self.unstored.keep(event));
+        if let Some(before) = group.refusals_before {
+            self.refusals = before;
+        }
+        let held = events.into_iter().filter(|event| event.holds);
+        held.for_each(|event| self.unstored.keep(event.draft));
         self.shared.known().store_failures += 1;
         Err(not_stored(&error))
     }
 
-    /// Stores events that are kept; where that fails they stay.
+    /// Stores events that are kept, as far as the store takes them.
     pub(super) fn store_notes(&mut self) {
-        let now = self.shared.clock.now();
-        let drafts: Vec<Draft> = self.unstored.next().cloned().collect();
-        if drafts.is_empty() {
-            return;
-        }
-        let commit = self.numbered(now, drafts);
-        match self.commit(&commit) {
-            Ok(()) => {
-                self.unstored.stored();
-                self.shared.publish(Decision::default(), commit.events, commit.first_event);
+        loop {
+            let now = self.shared.clock.now();
+            let drafts: Vec<Draft> = self.unstored.next().cloned().collect();
+            if drafts.is_empty() {
+                return;
             }
-            Err(error) => {
+            let commit = self.numbered(now, drafts);
+            if let Err(error) = self.commit(&commit) {
                 tracing::error!(%error, "events could not be stored; that is tried again");
                 self.shared.known().store_failures += 1;
+                return;
             }
+            self.unstored.stored();
+            self.shared.publish(Decision::default(), commit.events, commit.first_event);
         }
     }
 }

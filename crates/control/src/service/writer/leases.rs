@@ -192,7 +192,7 @@ impl Writer {
             return;
         }
         self.shared.known().refused += 1;
-        self.refused(Some(borrower), &format!("{borrower} was refused: {refused}"));
+        self.refused(Some(borrower), &format!("{borrower} was refused: {refused}"), false);
     }
 
     pub(super) fn give_back(
@@ -222,7 +222,7 @@ impl Writer {
             }
         });
         if let Err(refused) = &returned {
-            self.refused(None, &format!("a return was refused: {refused}"));
+            self.refused(None, &format!("a return was refused: {refused}"), false);
         }
         Ok(returned)
     }
