@@ -176,22 +176,148 @@ fn a_changed_rack_file_is_followed_where_that_can_be_done() {
     rack.wait_device("gamma/d7", DeviceState::Offered);
     rack.borrow("gamma/d7", "beta");
     rack.good(&["return", "gamma/d7"]);
-    // Nor does one become another one that the rack was started with.
-    let size = "\"16 MiB\"";
-    assert!(before.contains(size), "{before}");
-    std::fs::write(&file, before.replacen(size, "\"32 MiB\"", 1)).unwrap();
-    let refused = rack.bad(1, &["up", &file]);
-    assert!(refused.contains("was started with another"), "{refused}");
-    assert!(rack.good(&["devices"]).contains("d8"), "something was changed");
-    std::fs::write(&file, format!("{before}\n[hosts.delta]\n")).unwrap();
-    let refused = rack.bad(1, &["up", &file]);
-    assert!(refused.contains("hosts.delta"), "{refused}");
-    assert!(!rack.good(&["devices"]).contains("ram7"));
     // Started anew, the rack is what its file says.
     rack.good(&["down"]);
     std::fs::write(&file, format!("{before}\n{more}")).unwrap();
     rack.good(&["up", &file]);
     rack.wait_device("gamma/ram7", DeviceState::Offered);
+}
+
+/// What `rackbus up` says of each device and composition of a changed file that it follows.
+fn followed(rack: &Rack, text: &str) -> Vec<(String, String)> {
+    std::fs::write(rack.file(), text).unwrap();
+    let changes = rack.json(&["up", &rack.file()]);
+    let word = |it: &Value, key: &str| it[key].as_str().unwrap().to_owned();
+    let all = changes.as_array().unwrap().iter();
+    all.map(|it| (word(it, "name"), word(it, "change"))).collect()
+}
+
+fn said(changes: &[(&str, &str)]) -> Vec<(String, String)> {
+    changes.iter().map(|(name, change)| (name.to_string(), change.to_string())).collect()
+}
+
+/// Size and state of a device, as they are listed.
+fn detail(rack: &Rack, function: &str) -> Option<(String, String)> {
+    let devices = rack.json(&["devices"]);
+    let found = devices.as_array().unwrap().iter().find(|it| it["function"] == function)?;
+    Some((found["detail"].as_str()?.to_owned(), found["state"].as_str()?.to_owned()))
+}
+
+#[test]
+fn devices_that_the_rack_was_started_with_become_others() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let before = std::fs::read_to_string(rack.file()).unwrap();
+    let other = before.replacen("\"16 MiB\"", "\"32 MiB\"", 1);
+    // Not while somebody has it.
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    std::fs::write(rack.file(), &other).unwrap();
+    let refused = rack.bad(1, &["up", &rack.file()]);
+    assert!(refused.contains("alpha/nvme0 leaves the rack, and is lent to beta"), "{refused}");
+    rack.give_back(&lease);
+    assert!(detail(&rack, "alpha/nvme0").unwrap().0.contains("16 MiB"));
+    assert_eq!(followed(&rack, &other), said(&[("alpha/nvme0", "changed")]));
+    assert_eq!(followed(&rack, &other), []);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    assert_eq!(open(&lease).info().blocks * 512, 32 << 20);
+    rack.give_back(&lease);
+    // So it stays: its node in another process, then a new life of it, then the control plane's.
+    rack.restart_in_place("alpha");
+    assert!(detail(&rack, "alpha/nvme0").unwrap().0.contains("32 MiB"));
+    rack.process(Some("alpha")).crash();
+    rack.restart(Some("alpha"));
+    rack.wait_up(&["alpha"]);
+    rack.process(None).crash();
+    rack.restart(None);
+    rack.wait_up(&["alpha", "beta"]);
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    assert_eq!(open(&lease).info().blocks * 512, 32 << 20);
+    rack.give_back(&lease);
+    assert_eq!(followed(&rack, &other), []);
+    // One that is not listed any more is gone, also for those processes.
+    let end = other.find("[hosts.alpha.devices.nvme1]").unwrap();
+    let less = other[..end].to_owned() + &other[other.find("[hosts.beta]").unwrap()..];
+    assert_eq!(followed(&rack, &less), said(&[("alpha/nvme1", "removed")]));
+    rack.process(None).crash();
+    rack.process(Some("alpha")).crash();
+    rack.restart(None);
+    rack.restart(Some("alpha"));
+    rack.wait_device("alpha/nvme0", DeviceState::Offered);
+    assert_eq!(detail(&rack, "alpha/nvme1"), None);
+    assert_eq!(followed(&rack, &before).len(), 2);
+    assert_eq!(offered(&rack.json(&["devices"])), ["alpha/nvme0", "alpha/nvme1"]);
+}
+
+#[test]
+fn what_of_a_changed_file_cannot_be_done_is_refused_whole_and_what_fails_is_undone() {
+    let rack = Rack::up(THREE_HOSTS);
+    let before = std::fs::read_to_string(rack.file()).unwrap();
+    let sections = || rack.block(async { rack.client().sections().await.unwrap() });
+    let things = || (sections(), rack.json(&["composition", "list"]));
+    let as_it_was = things();
+    let ram = "[hosts.gamma.devices.ram7]\nkind = \"memory\"\nsize = \"1 MiB\"\n";
+    let composed = "[[composition]]\nname = \"c\"\nhost = \"beta\"\nfunctions = [\"gamma/ram7\"]\n";
+    let refused = |text: String, said: &str| {
+        std::fs::write(rack.file(), text).unwrap();
+        let refused = rack.bad(1, &["up", &rack.file()]);
+        assert!(refused.contains(said), "{refused}");
+        assert_eq!(things(), as_it_was, "something changed");
+    };
+    // Beside what could be done there is something that could not.
+    refused(format!("{before}{ram}[hosts.delta]\n"), "hosts.delta");
+    let nic = "[hosts.beta.devices.net]\nkind = \"nic\"\nfunctions = 1\n";
+    refused(format!("{before}{ram}{nic}"), "beta/net.vf1, a network function");
+    // A drive's file keeps its size, which its node finds when the other devices have changed already.
+    let larger = before.replace("\"16 MiB\"", "\"32 MiB\"");
+    refused(format!("{larger}{ram}{composed}"), "alpha/nvme1");
+    let lease = rack.borrow("alpha/nvme0", "beta");
+    assert_eq!(open(&lease).info().blocks * 512, 16 << 20);
+    rack.give_back(&lease);
+    assert_eq!(followed(&rack, &before), []);
+}
+
+#[test]
+fn compositions_follow_a_changed_file() {
+    let mut rack = Rack::up(THREE_HOSTS);
+    let before = std::fs::read_to_string(rack.file()).unwrap();
+    let composed = |name: &str, functions: &str| {
+        format!("[[composition]]\nname = \"{name}\"\nhost = \"beta\"\nfunctions = [{functions}]\n")
+    };
+    let ram = "[hosts.gamma.devices.ram7]\nkind = \"memory\"\nsize = \"1 MiB\"\n";
+    let both = composed("db", "\"alpha/nvme0\", \"gamma/ram7\"");
+    let text = format!("{before}{ram}{both}");
+    let added = [("gamma/ram7", "added"), ("db", "added")];
+    assert_eq!(followed(&rack, &text), said(&added));
+    let borrowed = rack.json(&["composition", "borrow", "db"]);
+    assert_eq!(borrowed["state"], "borrowed");
+    // While it is borrowed others change, and it does not.
+    let other = composed("web", "\"alpha/nvme1\"");
+    assert_eq!(followed(&rack, &format!("{text}{other}")), said(&[("web", "added")]));
+    for changed in [text.replace("\"alpha/nvme0\", ", ""), format!("{before}{ram}")] {
+        std::fs::write(rack.file(), changed).unwrap();
+        let refused = rack.bad(1, &["up", &rack.file()]);
+        assert!(refused.contains("composition db changes, and"), "{refused}");
+    }
+    assert_eq!(rack.json(&["composition", "list"]).as_array().unwrap().len(), 2);
+    rack.good(&["composition", "return", "db"]);
+    let one = format!("{before}{ram}{}", composed("db", "\"gamma/ram7\""));
+    assert_eq!(followed(&rack, &one), said(&[("db", "changed"), ("web", "removed")]));
+    rack.process(None).crash();
+    rack.restart(None);
+    rack.wait_up(&["beta"]);
+    let listed = rack.json(&["composition", "list"]);
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    assert_eq!(listed[0]["functions"], serde_json::json!(["gamma/ram7"]));
+    // One of the same name that was saved is nobody's to change but by its own command.
+    rack.good(&["composition", "save", "own", "--for", "beta", "alpha/nvme1"]);
+    std::fs::write(rack.file(), format!("{one}{}", composed("own", "\"alpha/nvme0\""))).unwrap();
+    let refused = rack.bad(1, &["up", &rack.file()]);
+    assert!(refused.contains("composition own was saved"), "{refused}");
+    let table = {
+        std::fs::write(rack.file(), &before).unwrap();
+        rack.good(&["up", &rack.file()])
+    };
+    let row = |name: &str| table.lines().find(|line| line.contains(name)).unwrap_or_default();
+    assert!(row("db").contains("removed") && row("gamma/ram7").contains("removed"), "{table}");
 }
 
 #[test]

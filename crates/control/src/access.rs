@@ -320,7 +320,7 @@ mod tests {
     const DEVICES: &str = "local control administrator operator node";
     const OPERATE: &str = "local control administrator operator";
     const ADMINISTRATE: &str = "local control administrator";
-    const MAY: [(&str, &str); 40] = [
+    const MAY: [(&str, &str); 41] = [
         ("GET /v1/status", READ),
         ("GET /v1/control", READ),
         ("GET /v1/devices", READ),
@@ -328,6 +328,7 @@ mod tests {
         ("GET /v1/events", READ),
         ("GET /v1/changes", READ),
         ("GET /v1/rack", READ),
+        ("PUT /v1/rack", ADMINISTRATE),
         ("GET /v1/whoami", READ),
         ("GET /openapi.json", READ),
         ("GET /metrics", READ),

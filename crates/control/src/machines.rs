@@ -89,7 +89,7 @@ pub struct Certificates {
     pub certificates: String,
 }
 
-/// The rack file as the control plane read it when it started.
+/// A rack file.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RackFile {
     /// The file's text, in TOML.

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::HeaderMap;
-use axum::routing::{delete, post};
+use axum::routing::{delete, post, put};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use crate::access::ApiPeer;
-use crate::api::ApiError;
+use crate::api::{ApiError, RackStatus};
 use crate::http::key;
+use crate::machines::RackFile;
 use crate::service::Service;
 
 /// A device to be offered.
@@ -122,10 +123,25 @@ async fn withdraw(
     service.withdraw(&host, &device, query.force, key(&headers)?).await.map(Json)
 }
 
+/// Has the running rack be that of another rack file, which lists its devices as they are now.
+///
+/// Compositions are those of the file from then on. Devices join and leave by `/v1/sections` before. To follow the same
+/// file again changes nothing. A rack whose hosts are machines of their own follows none.
+#[utoipa::path(put, path = "/v1/rack", request_body = RackFile, responses((status = 200, body = RackStatus),
+    (status = 400, body = ApiError, description = "It is no rack file, or this rack follows none"),
+    (status = 409, body = ApiError, description = "A composition that it changes is borrowed, or one of a name was saved"),
+    (status = 422, body = ApiError, description = "It has other hosts, or devices that differ from those of the rack")))]
+async fn follow(
+    State(service): Shared,
+    Json(file): Json<RackFile>,
+) -> Result<Json<RackStatus>, ApiError> {
+    service.follow_file(file.text).await.map(Json)
+}
+
 /// What of the OpenAPI document is about devices that join and leave.
 #[derive(OpenApi)]
 #[openapi(
-    paths(list, offer, withdraw),
+    paths(list, offer, withdraw, follow),
     components(schemas(OfferRequest, RackSection, SectionState))
 )]
 pub(crate) struct Document;
@@ -135,4 +151,5 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
     Router::new()
         .route("/v1/sections", post(offer).get(list))
         .route("/v1/sections/{host}/{device}", delete(withdraw))
+        .route("/v1/rack", put(follow))
 }

@@ -71,6 +71,7 @@ impl World {
         let options = ServiceOptions {
             inventory,
             read_rack: None,
+            read_file: None,
             config: Config { resend: 5, ..Config::default() },
             database: "not used".into(),
             log_lines_left_out: || 0,

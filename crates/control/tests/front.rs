@@ -44,6 +44,7 @@ fn front() -> (Arc<ControlPlane>, watch::Sender<Standing>, watch::Sender<Members
         let options = ServiceOptions {
             inventory,
             read_rack: None,
+            read_file: None,
             config: Config::default(),
             database: "unused".into(),
             log_lines_left_out: || 0,

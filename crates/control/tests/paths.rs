@@ -42,6 +42,7 @@ async fn open_joined<const N: usize>(joined: [(&str, &str); N]) -> Arc<Service> 
     let options = ServiceOptions {
         inventory,
         read_rack: None,
+        read_file: None,
         config: Config::default(),
         database: "".into(),
         log_lines_left_out: || 0,

@@ -66,6 +66,7 @@ impl Control {
         let options = ServiceOptions {
             inventory,
             read_rack: None,
+            read_file: None,
             config: Config::default(),
             database,
             log_lines_left_out: || 7,

@@ -34,6 +34,7 @@ fn open(store: MemoryStore) -> Arc<Service> {
     let options = ServiceOptions {
         inventory,
         read_rack: None,
+        read_file: None,
         config: Config::default(),
         database: "".into(),
         log_lines_left_out: || 0,

@@ -57,6 +57,7 @@ fn service(is_node: IsNode, read_rack: Option<ReadRack>) -> Arc<Service> {
     let options = ServiceOptions {
         inventory: inventory(),
         read_rack,
+        read_file: None,
         config: Config::default(),
         database: "not used".into(),
         log_lines_left_out: || 0,

@@ -81,6 +81,7 @@ fn service() -> Arc<Service> {
     let options = ServiceOptions {
         inventory,
         read_rack: None,
+        read_file: None,
         config: Config::default(),
         database: ":memory:".into(),
         log_lines_left_out: || 0,

@@ -392,6 +392,7 @@ async fn rack(run_dir: &Path, gate: &Arc<Gate>) -> ControlClient {
     let options = ServiceOptions {
         inventory,
         read_rack: None,
+        read_file: None,
         config: Config::default(),
         database: run_dir.join("state.db"),
         log_lines_left_out: || 0,

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::{MetricsSource, serve_on};
-use rackbus_control::service::IsNode;
+use rackbus_control::service::{IsNode, ReadFile};
 use rackbus_control::{Service, ServiceOptions, serve};
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
@@ -120,6 +120,10 @@ impl Args {
         let options = ServiceOptions {
             inventory,
             read_rack: Some(offers::reader(text.clone(), apart)),
+            // Machines have the file that the control plane gave them when their nodes started.
+            read_file: (!apart).then(|| -> ReadFile {
+                Arc::new(|text: &str| offers::reader(text.to_owned(), false))
+            }),
             config: Config { ttl, close_grace, silence, strict_ttl, ..Config::default() },
             database: running.state_dir.join("control.db"),
             log_lines_left_out: log::lines_left_out,

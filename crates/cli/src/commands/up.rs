@@ -1,6 +1,7 @@
 //! `rackbus up`: starts the rack on this machine, one process per host and the control plane.
 
 mod changes;
+mod following;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[command(after_help = "Examples:
   rackbus up                              the rack of ./rack.toml
   rackbus up examples/demo/rack.toml
-  rackbus up changed.toml                 of a rack that is up: devices that are listed anew join, others leave
+  rackbus up changed.toml                 of a rack that is up: devices and compositions follow the file
   rackbus up --foreground                 stay until Ctrl-C, then stop the rack
   rackbus up --metrics 127.0.0.1:9470     for Prometheus: http://127.0.0.1:9470/metrics
   rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
@@ -69,7 +70,7 @@ impl Args {
                     "stop it with `rackbus down`, or leave options out to follow a changed file";
                 return Err(Failure::new(error, remedy));
             }
-            return changes::apply(&run_dir, &self.file, &devices, output).await;
+            return following::apply(&run_dir, &self.file, (&rack, &devices), output).await;
         }
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;

@@ -37,7 +37,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> AccessEn
 }
 
 /// All requests, each with what is needed for it.
-pub const TABLE: [AccessEntry; 40] = [
+pub const TABLE: [AccessEntry; 41] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -45,6 +45,7 @@ pub const TABLE: [AccessEntry; 40] = [
     entry("GET", "/v1/events", Need::Read),
     entry("GET", "/v1/changes", Need::Read),
     entry("GET", "/v1/rack", Need::Read),
+    entry("PUT", "/v1/rack", Need::Administrate),
     entry("GET", "/v1/whoami", Need::Read),
     entry("GET", "/openapi.json", Need::Read),
     entry("GET", "/metrics", Need::Read),

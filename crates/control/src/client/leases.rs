@@ -6,9 +6,10 @@ use hyper::Method;
 
 use super::transport::escape;
 use super::{ControlClient, ControlClientError};
-use crate::api::{BorrowRequest, Lease};
+use crate::api::{BorrowRequest, Lease, RackStatus};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec};
 use crate::levels::LevelRequest;
+use crate::machines::RackFile;
 use crate::offers::{OfferRequest, RackSection};
 use crate::together::BorrowAllRequest;
 
@@ -179,6 +180,14 @@ impl ControlClient {
     ) -> Result<RackSection, ControlClientError> {
         let path = format!("/v1/sections/{}/{}?force={force}", escape(host), escape(device));
         self.change(Method::DELETE, &path, &()).await
+    }
+
+    /// Has the running rack be that of a rack file with this text, which lists its devices as they are now.
+    ///
+    /// # Errors
+    /// [`ControlClientError`].
+    pub async fn follow_file(&self, text: &str) -> Result<RackStatus, ControlClientError> {
+        self.change(Method::PUT, "/v1/rack", &RackFile { text: text.to_owned() }).await
     }
 
     /// Borrows a composition, whole or not at all.

@@ -28,8 +28,8 @@ fn of_group<'a>(
     known.leases.values().filter(its)
 }
 
-/// Those that are not over.
-fn live<'a>(known: &'a RackState, composition: &Saved) -> Vec<&'a LeaseRecord> {
+/// The leases of a composition that are not over.
+pub(super) fn live<'a>(known: &'a RackState, composition: &Saved) -> Vec<&'a LeaseRecord> {
     of_group(known, composition).filter(|lease| lease.is_live()).collect()
 }
 

@@ -9,6 +9,7 @@ mod asked;
 mod certificates;
 mod clock;
 mod compositions;
+mod following;
 mod inventory;
 mod known;
 mod leases;
@@ -45,7 +46,7 @@ use clock::{WallClock, millis};
 pub use inventory::{Inventory, InventoryDevice, InventoryDevices};
 use known::RackState;
 use leases::{FunctionsRequest, function_id};
-pub use sections::{DescribedDevice, OfferedDevice, ReadRack, Sections};
+pub use sections::{DescribedDevice, OfferedDevice, ReadFile, ReadRack, Sections};
 use shared::WriterShared;
 pub(crate) use views::{not_lent, present, problem};
 use writer::{Granted, WriterRequest, Writing};
@@ -70,6 +71,8 @@ pub struct ServiceOptions {
     pub inventory: Inventory,
     /// Reads the rack file again with devices beside its own; nothing where devices cannot be offered.
     pub read_rack: Option<ReadRack>,
+    /// Reads another rack file while the rack runs; nothing where the rack stays that of the file it was started with.
+    pub read_file: Option<ReadFile>,
     /// Time limits of the protocol.
     pub config: Config,
     /// Where the state is kept.
@@ -151,11 +154,8 @@ impl Service {
         let behind = newest.checked_sub(clock.now()).filter(|behind| *behind > CLOCKS_APART);
         let return_grace = options.config.close_grace;
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
-        let sections = &options.inventory.sections;
-        let listed = |host: &str, device: &str| {
-            let section = sections.get(&(host.to_owned(), device.to_owned()))?;
-            Some((section.text.as_str(), &section.functions[..]))
-        };
+        let listed_sections = &options.inventory.sections;
+        let listed = |host: &str, device: &str| sections::listed_in(listed_sections, host, device);
         if options.read_rack.is_some() {
             // Before anything else is known of it.
             let relisted = authority.relist(clock.now(), listed);
@@ -168,7 +168,8 @@ impl Service {
         revocations.learn(register.revoked(), rackbus_identity::now());
         let shared = Arc::new(WriterShared {
             inventory: RwLock::new(Arc::new(options.inventory)),
-            read_rack: options.read_rack,
+            read_rack: RwLock::new(options.read_rack),
+            read_file: options.read_file,
             clock,
             log_lines_left_out: options.log_lines_left_out,
             known: Mutex::new(known),

@@ -52,6 +52,9 @@ pub struct OfferedDevice {
 /// Reads the rack file again, with these devices beside its own. The error says what is wrong with them, for people.
 pub type ReadRack = Arc<dyn Fn(&[OfferedDevice]) -> Result<Inventory, String> + Send + Sync>;
 
+/// What reads the rack from the text of another rack file.
+pub type ReadFile = Arc<dyn Fn(&str) -> ReadRack + Send + Sync>;
+
 /// The devices beside the rack file's that nodes have, or are to have.
 fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDevice> {
     let offered = |change: &DeviceChange| {
@@ -62,10 +65,20 @@ fn beside<'a>(changes: impl Iterator<Item = &'a DeviceChange>) -> Vec<OfferedDev
     changes.filter_map(offered).collect()
 }
 
+/// What a rack file says of a device, and the names of its functions, as [`rackbus_lease::Authority::relist`] asks.
+pub(super) fn listed_in<'a>(
+    sections: &'a Sections,
+    host: &str,
+    device: &str,
+) -> Option<(&'a str, &'a [String])> {
+    let section = sections.get(&(host.to_owned(), device.to_owned()))?;
+    Some((&section.text, &section.functions))
+}
+
 impl WriterShared {
     /// The inventory with the changes that are known. A device that cannot be read any more is left out.
     pub(super) fn read_inventory(&self, changes: &[DeviceChange]) -> Option<Inventory> {
-        let read = self.read_rack.as_ref()?;
+        let read = self.reader()?;
         let mut devices = beside(changes.iter());
         if let Ok(inventory) = read(&devices) {
             return Some(inventory);
@@ -83,7 +96,7 @@ impl WriterShared {
         read(&good).ok()
     }
 
-    fn section(&self, known: &RackState, key: &(String, String)) -> Option<RackSection> {
+    pub(super) fn section(&self, known: &RackState, key: &(String, String)) -> Option<RackSection> {
         let inventory = self.inventory();
         let section = inventory.sections.get(key)?;
         let change = known.devices.get(key);
@@ -237,7 +250,7 @@ impl Service {
                 ));
             }
         }
-        let Some(read) = self.shared.read_rack.clone() else {
+        let Some(read) = self.shared.reader() else {
             let error = "this control plane's devices are fixed".to_owned();
             return Err(problem("bad_request", error, "list it in the rack file"));
         };

@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, watch};
 
 use super::clock::WallClock;
 use super::known::{RackState, note_device};
-use super::{Inventory, ReadRack, present};
+use super::{Inventory, ReadFile, ReadRack, present};
 use crate::api::{Change, EventRecord};
 use crate::register::CertificateRegister;
 
@@ -18,7 +18,9 @@ use crate::register::CertificateRegister;
 pub(super) struct WriterShared {
     /// Exchanged as a whole when devices were offered or withdrawn.
     pub(super) inventory: RwLock<Arc<Inventory>>,
-    pub(super) read_rack: Option<ReadRack>,
+    /// Exchanged when the rack is that of another file.
+    pub(super) read_rack: RwLock<Option<ReadRack>>,
+    pub(super) read_file: Option<ReadFile>,
     pub(super) clock: WallClock,
     pub(super) log_lines_left_out: fn() -> u64,
     pub(super) known: Mutex<RackState>,
@@ -55,6 +57,17 @@ impl WriterShared {
     /// What the rack has now.
     pub(super) fn inventory(&self) -> Arc<Inventory> {
         self.inventory.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What reads the rack file again; nothing where devices cannot be offered.
+    pub(super) fn reader(&self) -> Option<ReadRack> {
+        self.read_rack.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has `read` read the rack file from now on; what did so before.
+    pub(super) fn exchange_reader(&self, read: Option<ReadRack>) -> Option<ReadRack> {
+        let mut reader = self.read_rack.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *reader, read)
     }
 
     /// Reads the inventory as it is by the changes that are known.

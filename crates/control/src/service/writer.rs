@@ -5,6 +5,7 @@
 //! faster than the disk stores waits for a place in it; what has come meanwhile is stored [together](group).
 
 mod certificates;
+mod following;
 mod group;
 mod interests;
 mod leases;
@@ -27,8 +28,8 @@ use group::{MOST_REQUESTS, StepGroup};
 use interests::{InterestEnds, Interests};
 use requests::Answer;
 pub(super) use requests::{
-    AwaitedLease, ChosenFunction, CompositionChange, Granted, QueueStanding, RegisterRequest,
-    Returned, ShareChange, WriterRequest,
+    AwaitedLease, ChosenFunction, CompositionChange, Granted, NewRackFile, QueueStanding,
+    RegisterRequest, Returned, ShareChange, WriterRequest,
 };
 
 use unstored::Unstored;
@@ -276,6 +277,7 @@ impl Writer {
             WriterRequest::Compose { change, keyed, answer } => {
                 let _ = answer.send(self.compose(change, keyed));
             }
+            WriterRequest::FollowFile { file, answer } => drop(answer.send(self.follow_file(file))),
             WriterRequest::Share { change, answer } => drop(answer.send(self.share(change))),
             WriterRequest::Offer { change, keyed, answer } => {
                 let _ =

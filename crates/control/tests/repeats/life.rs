@@ -64,6 +64,7 @@ impl Life {
         };
         let options = ServiceOptions {
             inventory: inventory(&[]),
+            read_file: None,
             read_rack: Some(Arc::new(|offered| Ok(inventory(offered)))),
             config: Config { resend: 5, ..Config::default() },
             database: "not used".into(),

@@ -87,6 +87,7 @@ impl Rack {
         let service = Service::open(ServiceOptions {
             inventory,
             read_rack: None,
+            read_file: None,
             config: Config::default(),
             database,
             log_lines_left_out: || 0,

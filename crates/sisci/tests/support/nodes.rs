@@ -45,6 +45,7 @@ impl Nodes {
         let service = Service::open(ServiceOptions {
             inventory: inventory(&devices, machines),
             read_rack: None,
+            read_file: None,
             config: Config::default(),
             database: folder.path().join("state.db"),
             log_lines_left_out: || 0,

@@ -1,170 +1,176 @@
-//! `rackbus up` of a rack that is up: what changed in its file.
+//! What changed in the file of a rack that is up, and whether the rack can follow it.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 
-use rackbus_control::ControlClient;
 use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
+use rackbus_control::service::Sections;
 use rackbus_devices::RackDevice;
-use toml::Table;
+use rackbus_devices::class::parse_rack;
+use rackbus_fabric::rack::Rack;
+use serde::Serialize;
+use toml::{Table, Value};
 
-use crate::commands::{offers, read_text};
-use crate::output::{Failure, Output};
-use crate::paths::{self, RunningRack};
+use crate::commands::offers;
+
+/// The name that errors have for a file without what is to join.
+const INTERIM: &str = "the file without the devices that join";
+
+/// What becomes of a part of the rack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// The file has it, and the rack has not.
+    Added,
+    /// The rack has it by an earlier file, and this one has not.
+    Removed,
+    /// The file describes it otherwise than it is.
+    Changed,
+}
+
+/// What kind of part of the rack changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangedPart {
+    /// A device with all of its functions.
+    Device,
+    /// A composition of the file.
+    Composition,
+}
+
+/// One change, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FileChange {
+    /// What kind of part it is.
+    pub part: ChangedPart,
+    /// Its name: `HOST/DEVICE`, or that of the composition.
+    pub name: String,
+    /// What becomes of it.
+    pub change: ChangeKind,
+}
+
+impl FileChange {
+    /// The same for people.
+    pub fn line(&self) -> String {
+        let name = &self.name;
+        match (self.part, self.change) {
+            (ChangedPart::Device, ChangeKind::Changed) => {
+                format!("{name} is described otherwise: it leaves the rack and joins anew")
+            }
+            (ChangedPart::Device, ChangeKind::Removed) => {
+                format!("{name} is not in the file any more: it leaves the rack")
+            }
+            (ChangedPart::Device, ChangeKind::Added) => format!("{name} is new: it joins the rack"),
+            (ChangedPart::Composition, ChangeKind::Changed) => {
+                format!("composition {name} is described otherwise")
+            }
+            (ChangedPart::Composition, ChangeKind::Removed) => {
+                format!("composition {name} is not in the file any more")
+            }
+            (ChangedPart::Composition, ChangeKind::Added) => format!("composition {name} is new"),
+        }
+    }
+}
 
 /// What is to be done so that the rack is as its file says.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Changes {
+pub struct Changes {
     /// Devices that are not listed any more, or are described otherwise, `HOST/DEVICE`.
-    withdrawn: Vec<String>,
-    /// Devices that join; those that the rack was started with have no section.
-    offered: Vec<OfferRequest>,
+    pub withdrawn: Vec<String>,
+    /// Devices that join, or join anew.
+    pub offered: Vec<OfferRequest>,
+    /// Compositions that differ, by name.
+    pub compositions: Vec<(String, ChangeKind)>,
 }
 
 impl Changes {
-    /// What is to be done, for people: a line for each device.
-    fn lines(&self) -> Vec<String> {
+    /// What is to be done: one for each device and composition.
+    pub fn all(&self) -> Vec<FileChange> {
         let joins = |device: &String| self.offered.iter().any(|it| it.device == *device);
-        let leave = self.withdrawn.iter().map(|device| match joins(device) {
-            true => format!("{device} is described otherwise: it leaves the rack and joins anew"),
-            false => format!("{device} is not in the file any more: it leaves the rack"),
+        let device = |name: &String, change| FileChange {
+            part: ChangedPart::Device,
+            name: name.clone(),
+            change,
+        };
+        let leave = self.withdrawn.iter().map(|name| {
+            device(name, if joins(name) { ChangeKind::Changed } else { ChangeKind::Removed })
         });
         let new = self.offered.iter().filter(|it| !self.withdrawn.contains(&it.device));
-        leave.chain(new.map(|it| format!("{} is new: it joins the rack", it.device))).collect()
+        let join = new.map(|it| device(&it.device, ChangeKind::Added));
+        let compositions = self.compositions.iter().map(|(name, change)| FileChange {
+            part: ChangedPart::Composition,
+            name: name.clone(),
+            change: *change,
+        });
+        leave.chain(join).chain(compositions).collect()
     }
 }
 
-/// Makes the rack that runs in `run_dir` one of `file`, which describes `devices`, as far as that can be done while it
-/// runs. What is known to be impossible is refused before anything changes; what fails on the way leaves what was done.
-pub async fn apply(
-    run_dir: &Path,
-    file: &Path,
-    devices: &[RackDevice],
-    output: &Output,
-) -> Result<(), Failure> {
-    let text = read_text(file)?;
-    let mut running = paths::running(run_dir)?;
-    let others = others(&running.text()?, &text);
-    if !others.is_empty() {
-        let error = format!("this cannot change while the rack runs: {}", others.join(", "));
-        return Err(Failure::new(error, "stop the rack with `rackbus down` and start it again"));
-    }
-    let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
-    let known = client.sections().await?;
-    let wanted = offers::sections(devices, &text);
-    if let Some(device) = listed_otherwise(&known, &wanted) {
-        let error = format!("the rack was started with another {device}; nothing was changed");
-        return Err(Failure::new(error, "stop the rack with `rackbus down` and start it again"));
-    }
-    let changes = between(&known, &running.joined, &wanted);
-    let devices = client.devices().await?;
-    let leaves = |function: &str| {
-        let section = known.iter().find(|it| it.functions.iter().any(|name| name == function));
-        section.is_some_and(|it| changes.withdrawn.contains(&it.device))
-    };
-    let used = devices.iter().find(|it| it.holder.is_some() && leaves(&it.function));
-    if let Some((used, holder)) = used.and_then(|it| Some((it, it.holder.as_ref()?))) {
-        let error = format!("{} leaves the rack, and is lent to {holder}", used.function);
-        return Err(Failure::new(error, "wait until it is returned; nothing was changed"));
-    }
-    let lines = changes.lines();
-    match lines.is_empty() {
-        true => output.progress("the rack is up, and as the file says"),
-        false => lines.iter().for_each(|line| output.progress(line)),
-    }
-    let mut followed = Following { client: &client, running: &mut running, run_dir, output };
-    let outcome = followed.follow(&changes).await;
-    if outcome.is_err() {
-        followed.put_back(&known, &changes).await;
-    }
-    outcome?;
-    super::status::show(&client, output).await
-}
-
-/// A rack that becomes as its file says, and the note of what of it an earlier file listed.
-struct Following<'a> {
-    client: &'a ControlClient,
-    running: &'a mut RunningRack,
-    run_dir: &'a Path,
-    output: &'a Output,
-}
-
-impl Following<'_> {
-    /// First all that leaves: a device that is described otherwise may take what another one had, its file for example.
-    async fn follow(&mut self, changes: &Changes) -> Result<(), Failure> {
-        for device in &changes.withdrawn {
-            self.withdraw(device).await?;
-        }
-        for request in &changes.offered {
-            self.offer(request).await?;
-        }
-        Ok(())
-    }
-
-    /// Offers what was to become another device and did not, as what it was: a drive's file of another size, for example,
-    /// is refused, and the next ones of the file are not to leave the rack for that.
-    async fn put_back(&mut self, known: &[RackSection], changes: &Changes) {
-        let Ok(now) = self.client.sections().await else { return };
-        let is_there = |device: &str| now.iter().any(|it| it.device == device && was_there(it));
-        for request in changes.offered.iter().filter(|it| !is_there(&it.device)) {
-            let before = known.iter().find(|it| it.device == request.device && was_there(it));
-            let Some(before) = before else { continue };
-            let again = OfferRequest { section: Some(before.section.clone()), ..request.clone() };
-            let said = match self.offer(&again).await {
-                Ok(()) => "as it was before".to_owned(),
-                Err(failure) => format!("out of the rack: {}", failure.error),
-            };
-            self.output.progress(&format!("{}: {said}", request.device));
-        }
-    }
-
-    async fn withdraw(&mut self, device: &str) -> Result<(), Failure> {
-        let (host, name) = device.split_once('/').unwrap_or_default();
-        self.client.withdraw(host, name, false).await?;
-        self.running.joined.retain(|joined| joined != device);
-        self.running.note(self.run_dir)?;
-        self.output.progress(&format!("{device}: out of the rack"));
-        Ok(())
-    }
-
-    async fn offer(&mut self, request: &OfferRequest) -> Result<(), Failure> {
-        let OfferRequest { device, .. } = request;
-        // Noted before: where this ends in between, the device is still one of the file's.
-        self.running.joined.push(device.clone());
-        self.running.note(self.run_dir)?;
-        if let Err(error) = self.client.offer(request).await {
-            self.running.joined.retain(|joined| joined != device);
-            self.running.note(self.run_dir)?;
-            return Err(error.into());
-        }
-        self.output.progress(&format!("{device}: joined the rack"));
-        Ok(())
-    }
-}
-
-fn was_there(section: &RackSection) -> bool {
+/// Whether the rack has the device, or is about to.
+pub fn was_there(section: &RackSection) -> bool {
     matches!(section.state, SectionState::Offered | SectionState::Joining)
 }
 
-/// A device that the rack was started with, and that the file describes otherwise now: it cannot become another one while
-/// the rack runs, as its description is that of the rack's own file.
-fn listed_otherwise<'a>(
-    known: &'a [RackSection],
-    wanted: &rackbus_control::service::Sections,
-) -> Option<&'a str> {
-    let differs = |it: &&RackSection| {
-        let (host, device) = it.device.split_once('/').unwrap_or_default();
-        let wanted = wanted.get(&(host.to_owned(), device.to_owned()));
-        it.listed && wanted.is_some_and(|wanted| wanted.text != it.section)
-    };
-    known.iter().find(differs).map(|it| it.device.as_str())
+/// A rack file that was read.
+#[derive(Debug)]
+pub struct ListedFile<'a> {
+    /// Its text.
+    pub text: &'a str,
+    /// What is in it.
+    pub rack: &'a Rack,
+    /// Its devices, with those of classes that only the timing model has.
+    pub devices: &'a [RackDevice],
 }
 
-/// What leads from the devices that are `known` to those that are `wanted`. `joined` are those that an earlier file listed
-/// beside the ones that the rack was started with; what others offered at run time is left alone.
-fn between(
+impl ListedFile<'_> {
+    /// The devices that can be lent, and what it says of each.
+    pub fn sections(&self) -> Sections {
+        offers::sections(self.devices, self.text)
+    }
+
+    /// Network functions and how they are described, in the order that gives them their addresses.
+    fn ports(&self) -> Vec<(String, Option<String>)> {
+        let sections = self.sections();
+        let has_port = |it: &&RackDevice| it.config.as_ref().is_some_and(|it| it.port().is_some());
+        let port = |it: &RackDevice| {
+            let (host, device) = it.section.split_once('/')?;
+            let section = sections.get(&(host.to_owned(), device.to_owned()))?;
+            Some(section.text.clone())
+        };
+        self.devices.iter().filter(has_port).map(|it| (it.function.clone(), port(it))).collect()
+    }
+}
+
+/// What of the rack cannot change while it runs, and differs, for people: nothing where `after` can be followed.
+pub fn others(before: &ListedFile<'_>, after: &ListedFile<'_>) -> Vec<String> {
+    let mut differ = differing_keys(before.text, after.text);
+    let numbers = |file: &ListedFile<'_>| -> BTreeMap<String, u32> {
+        file.rack.hosts.iter().map(|host| (host.name.clone(), host.node_id)).collect()
+    };
+    let (old, new) = (numbers(before), numbers(after));
+    for (host, number) in &new {
+        let moved = old.get(host).is_some_and(|before| before != number);
+        if moved && !differ.iter().any(|it| it.starts_with("hosts.")) {
+            differ.push(format!("the node id of host {host}"));
+        }
+    }
+    let (old, new) = (before.ports(), after.ports());
+    if old != new {
+        let changed = new.iter().find(|it| !old.contains(it));
+        let function = changed.or(old.iter().find(|it| !new.contains(it))).or(new.first());
+        let name = function.map_or("", |(name, _)| name);
+        differ.push(format!("{name}, a network function, whose addresses all hosts know"));
+    }
+    differ
+}
+
+/// What leads from the devices that are `known` to those that `after` lists, and from its compositions `before` to the
+/// new ones. `joined` are devices that an earlier file listed beside the ones that the control plane knows to be listed;
+/// what others offered at run time is left alone.
+pub fn between(
     known: &[RackSection],
     joined: &[String],
-    wanted: &rackbus_control::service::Sections,
+    before: &str,
+    (wanted, after): (&Sections, &str),
 ) -> Changes {
     let mut changes = Changes::default();
     let named = |name: &str| {
@@ -190,20 +196,92 @@ fn between(
             changes.offered.push(OfferRequest { device, section, by_node: false });
         }
     }
+    let (before, after) = (compositions(before), compositions(after));
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    for name in names {
+        let change = match (before.get(name), after.get(name)) {
+            (Some(old), Some(new)) if old == new => continue,
+            (Some(_), Some(_)) => ChangeKind::Changed,
+            (Some(_), None) => ChangeKind::Removed,
+            (None, _) => ChangeKind::Added,
+        };
+        changes.compositions.push((name.clone(), change));
+    }
     changes
 }
 
-/// What of two rack files differs besides devices.
-fn others(before: &str, after: &str) -> Vec<String> {
-    let without_devices = |text: &str| {
+/// The text of the file that holds until the devices that are `offered` have joined: the new one without them, and
+/// without the compositions that differ or have functions of them. A process of the rack that starts meanwhile reads it.
+///
+/// # Errors
+/// Why there is no such rack, for people: something else in the file names a device that joins.
+pub fn interim(
+    before: &Sections,
+    (wanted, text): (&Sections, &str),
+    changes: &Changes,
+) -> Result<String, String> {
+    let mut rack: Table = text.parse().unwrap_or_default();
+    let mut joining = BTreeSet::new();
+    for OfferRequest { device, .. } in &changes.offered {
+        let (host, name) = device.split_once('/').unwrap_or_default();
+        let key = (host.to_owned(), name.to_owned());
+        let section = wanted.get(&key);
+        if section.is_some() && section == before.get(&key) {
+            // One of the file's that was withdrawn since.
+            continue;
+        }
+        let functions = section.iter().flat_map(|it| &it.functions);
+        joining.extend(functions.map(|function| format!("{host}/{function}")));
+        let devices = ["hosts", host, "devices"]
+            .iter()
+            .try_fold(&mut rack, |table, key| table.get_mut(*key).and_then(Value::as_table_mut));
+        if let Some(devices) = devices {
+            devices.remove(name);
+        }
+    }
+    let stays = |entry: &Value| {
+        let differs = |name: &str| changes.compositions.iter().any(|(it, _)| it == name);
+        let of_joining =
+            |function: &Value| function.as_str().is_some_and(|it| joining.contains(it));
+        let functions = entry.get("functions").and_then(Value::as_array);
+        let name = entry.get("name").and_then(Value::as_str).unwrap_or_default();
+        !differs(name) && !functions.is_some_and(|all| all.iter().any(of_joining))
+    };
+    if let Some(compositions) = rack.get_mut("composition").and_then(Value::as_array_mut) {
+        compositions.retain(stays);
+    }
+    let text = toml::to_string(&rack).map_err(|error| error.to_string())?;
+    match parse_rack(INTERIM, &text) {
+        Ok(_) => Ok(text),
+        Err(error) => Err(error.what),
+    }
+}
+
+/// Names of the compositions that a file has.
+pub fn composition_names(text: &str) -> BTreeSet<String> {
+    compositions(text).into_keys().collect()
+}
+
+/// The compositions of a file, by name.
+fn compositions(text: &str) -> BTreeMap<String, Value> {
+    let rack: Table = text.parse().unwrap_or_default();
+    let all = rack.get("composition").and_then(Value::as_array).cloned().unwrap_or_default();
+    let named = |it: Value| Some((it.get("name")?.as_str()?.to_owned(), it));
+    all.into_iter().filter_map(named).collect()
+}
+
+/// What of two rack files differs besides devices and compositions.
+fn differing_keys(before: &str, after: &str) -> Vec<String> {
+    let remaining = |text: &str| {
         let mut rack: Table = text.parse().unwrap_or_default();
+        rack.remove("composition");
         let hosts = rack.get_mut("hosts").and_then(|hosts| hosts.as_table_mut());
         for (_, host) in hosts.into_iter().flatten() {
             host.as_table_mut().map(|host| host.remove("devices"));
         }
         rack
     };
-    let (before, after) = (without_devices(before), without_devices(after));
+    let (before, after) = (remaining(before), remaining(after));
     let hosts =
         |rack: &Table| rack.get("hosts").and_then(|it| it.as_table()).cloned().unwrap_or_default();
     let mut differ = differing(&before, &after);
@@ -223,17 +301,20 @@ fn differing(before: &Table, after: &Table) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use rackbus_devices::class::parse_rack;
-
     use super::*;
 
     const BEFORE: &str =
         "name = \"lab\"\n[hosts.a.devices.n]\nkind = \"nvme\"\nsize = \"1 MiB\"\n[hosts.b]\n";
+    const MORE: &str = "[hosts.b.devices.m]\nkind = \"nvme\"\nsize = \"2 MiB\"\n";
+    const BOTH: &str = "[[composition]]\nname = \"c\"\nhost = \"b\"\nfunctions = [\"a/n\"]\n";
+
+    fn sections(text: &str) -> Sections {
+        let (_, devices) = parse_rack("rack.toml", text).unwrap();
+        offers::sections(&devices, text)
+    }
 
     fn known(text: &str) -> Vec<RackSection> {
-        let (_, devices) = parse_rack("rack.toml", text).unwrap();
-        let sections = offers::sections(&devices, text);
-        let shown = sections.into_iter().map(|((host, device), section)| RackSection {
+        let shown = sections(text).into_iter().map(|((host, device), section)| RackSection {
             device: format!("{host}/{device}"),
             functions: Vec::new(),
             section: section.text,
@@ -246,43 +327,74 @@ mod tests {
     }
 
     fn changes(after: &str) -> Changes {
-        let (_, devices) = parse_rack("rack.toml", after).unwrap();
-        between(&known(BEFORE), &[], &offers::sections(&devices, after))
+        between(&known(BEFORE), &[], BEFORE, (&sections(after), after))
+    }
+
+    fn shown(after: &str) -> Vec<(String, ChangeKind)> {
+        changes(after).all().into_iter().map(|it| (it.name, it.change)).collect()
+    }
+
+    fn unchangeable(before: &str, after: &str) -> Vec<String> {
+        let (old, new) =
+            (parse_rack("rack.toml", before).unwrap(), parse_rack("rack.toml", after).unwrap());
+        let before = ListedFile { text: before, rack: &old.0, devices: &old.1 };
+        others(&before, &ListedFile { text: after, rack: &new.0, devices: &new.1 })
     }
 
     #[test]
-    fn devices_join_and_leave_and_nothing_else_changes() {
-        assert_eq!(changes(BEFORE), Changes::default());
-        let more = format!("{BEFORE}[hosts.b.devices.m]\nkind = \"nvme\"\nsize = \"2 MiB\"\n");
-        let found = changes(&more);
-        assert_eq!(found.withdrawn, Vec::<String>::new());
-        assert_eq!(found.offered[0].device, "b/m");
-        assert!(others(BEFORE, &more).is_empty());
+    fn devices_and_compositions_change_and_nothing_else_does() {
+        assert_eq!(shown(BEFORE), []);
+        let more = format!("{BEFORE}{MORE}");
+        assert_eq!(shown(&more), [("b/m".to_owned(), ChangeKind::Added)]);
+        assert_eq!(unchangeable(BEFORE, &more), [""; 0]);
         let less = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n";
-        assert_eq!(changes(less).withdrawn, ["a/n"]);
-        let joined = |text: &str| {
-            let known = known(text).into_iter().map(|it| RackSection { listed: false, ..it });
-            known.collect::<Vec<_>>()
+        assert_eq!(shown(less), [("a/n".to_owned(), ChangeKind::Removed)]);
+        let other = BEFORE.replace("1 MiB", "2 MiB");
+        assert_eq!(shown(&other), [("a/n".to_owned(), ChangeKind::Changed)]);
+        let composed = format!("{BEFORE}{BOTH}");
+        assert_eq!(shown(&composed), [("c".to_owned(), ChangeKind::Added)]);
+        assert_eq!(unchangeable(BEFORE, &composed), [""; 0]);
+        let between = |after: &str| {
+            between(&known(BEFORE), &[], &composed, (&sections(after), after)).compositions
         };
-        let (_, devices) = parse_rack("rack.toml", &BEFORE.replace("1 MiB", "2 MiB")).unwrap();
-        let wanted = offers::sections(&devices, &BEFORE.replace("1 MiB", "2 MiB"));
-        assert_eq!(listed_otherwise(&known(BEFORE), &wanted), Some("a/n"));
-        assert_eq!(listed_otherwise(&joined(BEFORE), &wanted), None);
-        let other = between(&joined(BEFORE), &[], &wanted);
-        assert_eq!(
-            (&other.withdrawn[..], &other.offered[0].device[..]),
-            (&["a/n".into()][..], "a/n")
-        );
-        let lines = other.lines();
-        assert!(lines.len() == 1 && lines[0].contains("joins anew"), "{lines:?}");
+        assert_eq!(between(BEFORE), [("c".to_owned(), ChangeKind::Removed)]);
+        let to_a = composed.replace("host = \"b\"", "host = \"a\"");
+        assert_eq!(between(&to_a), [("c".to_owned(), ChangeKind::Changed)]);
     }
 
     #[test]
-    fn what_is_no_device_is_named() {
-        assert_eq!(others(BEFORE, &format!("{BEFORE}[hosts.c]\n")), ["hosts.c"]);
-        assert_eq!(
-            others(BEFORE, &format!("{BEFORE}[control]\nlease_ttl = \"3 s\"\n")),
-            ["control"]
+    fn until_devices_have_joined_the_file_is_one_without_them() {
+        let after = format!(
+            "{BEFORE}{MORE}{BOTH}[[composition]]\nname = \"d\"\nhost = \"a\"\nfunctions = [\"b/m\"]\n"
         );
+        let before = format!("{BEFORE}{BOTH}");
+        let wanted = sections(&after);
+        let changes = between(&known(BEFORE), &[], &before, (&wanted, &after));
+        let text = interim(&sections(&before), (&wanted, &after), &changes).unwrap();
+        assert_eq!(sections(&text), sections(&before));
+        assert_eq!(composition_names(&text), BTreeSet::from(["c".to_owned()]));
+        // With a device goes the composition that has it.
+        let other = before.replace("1 MiB", "2 MiB");
+        let wanted = sections(&other);
+        let changes = between(&known(BEFORE), &[], &before, (&wanted, &other));
+        let text = interim(&sections(&before), (&wanted, &other), &changes).unwrap();
+        assert_eq!((sections(&text), composition_names(&text)), Default::default());
+    }
+
+    #[test]
+    fn what_cannot_change_is_named() {
+        assert_eq!(unchangeable(BEFORE, &format!("{BEFORE}[hosts.c]\n")), ["hosts.c"]);
+        let control = format!("{BEFORE}[control]\nlease_ttl = \"3 s\"\n");
+        assert_eq!(unchangeable(BEFORE, &control), ["control"]);
+        // Hosts have their numbers by their order.
+        let two =
+            |one: &str, other: &str| format!("name = \"lab\"\n[hosts.{one}]\n[hosts.{other}]\n");
+        let moved = unchangeable(&two("a", "b"), &two("b", "a"));
+        assert!(moved.iter().any(|it| it == "the node id of host a"), "{moved:?}");
+        let nic = format!("{BEFORE}[hosts.b.devices.net]\nkind = \"nic\"\nfunctions = 1\n");
+        for (one, other) in [(BEFORE, &nic[..]), (&nic, BEFORE)] {
+            let named = unchangeable(one, other);
+            assert!(named.len() == 1 && named[0].contains("b/net"), "{named:?}");
+        }
     }
 }

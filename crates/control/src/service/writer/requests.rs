@@ -17,6 +17,7 @@ use crate::events::Draft;
 use crate::register::{RegisterOutcome, RegisterRefused};
 use crate::shares::ShareSpec;
 
+use super::super::{Inventory, ReadRack};
 use super::interests::Interest;
 
 /// An answer, when what it says is stored.
@@ -81,6 +82,8 @@ pub(in crate::service) enum WriterRequest {
         keyed: Option<KeyedChange>,
         answer: Answer<Result<LeaseId, DeviceRefused>>,
     },
+    /// The rack is that of another file.
+    FollowFile { file: NewRackFile, answer: Answer<Result<(), ApiError>> },
     /// Whether this change was made before under its key.
     WasMade { keyed: KeyedChange, answer: Answer<bool> },
     /// A node said something.
@@ -108,6 +111,20 @@ pub(in crate::service) enum RegisterRequest {
     Issue(Box<Certified>, Option<Box<Certified>>),
     /// Certificates are no longer good: one, or all of a host or person.
     Revoke(Revoked),
+}
+
+/// A rack file that the running rack is to be that of.
+pub(in crate::service) struct NewRackFile {
+    /// What it lists.
+    pub inventory: Inventory,
+    /// Reads it again, with devices beside its own.
+    pub read: ReadRack,
+}
+
+impl std::fmt::Debug for NewRackFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewRackFile").field("inventory", &self.inventory).finish_non_exhaustive()
+    }
 }
 
 /// What is done with a composition.
