@@ -4,6 +4,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use rackbus_control::together::BorrowAllRequest;
+use rackbus_lease::Placement;
 use serde_json::Value;
 use support::{PATIENCE, Rack};
 
@@ -123,4 +125,38 @@ fn a_saved_composition_outlives_the_control_plane_and_wrong_ones_are_refused() {
     assert_eq!(rack.json(&["composition", "list"]).as_array().unwrap().len(), 1);
     let kinds = rack.good(&["events"]);
     assert!(kinds.contains("the composition cache was saved"), "{kinds}");
+}
+
+/// What `rackbus vm move` asks for: the functions of the VM's group, together, for another host.
+#[test]
+fn a_composition_whose_user_moved_to_another_host_is_borrowed_there() {
+    let rack = Rack::up(RACK);
+    rack.good(&["composition", "borrow", "db"]);
+    rack.good(&["composition", "return", "db"]);
+    let moved = BorrowAllRequest {
+        functions: vec!["alpha/nvme0".to_owned(), "gamma/ram0".to_owned()],
+        borrower: "alpha".to_owned(),
+        placement: Placement::default(),
+        group: Some("db".to_owned()),
+        vm: None,
+        wait_ms: None,
+        priority: 0,
+    };
+    let client = rack.client();
+    let leases = rack.block(async { client.borrow_together(&moved, "moved").await.unwrap() });
+    let listed = rack.json(&["composition", "list"]);
+    let whole = (vec!["alpha/nvme0", "gamma/ram0"], "borrowed");
+    assert_eq!(borrowed(&listed[0]), whole);
+    let table = rack.good(&["composition", "list"]);
+    assert!(table.contains("borrowed by alpha"), "{table}");
+    // Its own host does not have it.
+    let refused = rack.bad(1, &["composition", "borrow", "db"]);
+    assert!(refused.contains("is lent to alpha"), "{refused}");
+    rack.give_back(&leases[0]);
+    assert_eq!(rack.json(&["composition", "list"])[0]["state"], "partly");
+    let back = rack.json(&["composition", "return", "db"]);
+    assert_eq!((borrowed(&back), live_leases(&rack)), ((vec![], "free"), 0));
+    // Another group's lease of one of its functions is none of it.
+    rack.good(&["borrow", "alpha/nvme0", "--for", "alpha", "--group", "other"]);
+    assert_eq!(rack.json(&["composition", "list"])[0]["state"], "free");
 }

@@ -67,7 +67,7 @@ pub struct Composition {
     pub in_rack_file: bool,
     /// How much of it is borrowed.
     pub state: CompositionState,
-    /// The leases of its group that are not over.
+    /// The leases of its group that are not over; those of a VM that was moved are another host's.
     pub leases: Vec<Lease>,
 }
 
@@ -181,7 +181,7 @@ async fn give_back(
     Path(name): Path<String>,
 ) -> Result<Json<Composition>, ApiError> {
     service.check_composition(&name, &peer)?;
-    service.return_composition(&name, key(&headers)?).await.map(Json)
+    service.return_composition(&name, key(&headers)?, &peer).await.map(Json)
 }
 
 /// What of the OpenAPI document is about compositions.

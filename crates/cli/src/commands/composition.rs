@@ -141,10 +141,15 @@ fn rows(compositions: &[Composition]) -> Vec<Vec<Cell>> {
             CompositionState::Borrowed => ("borrowed", Tone::Good),
             CompositionState::Partly => ("partly", Tone::Bad),
         };
+        let mut away = composition.leases.iter().map(|it| &it.borrower);
+        let state = match away.find(|host| **host != composition.borrower) {
+            Some(host) => format!("{state} by {host}"),
+            None => state.to_owned(),
+        };
         vec![
             composition.name.clone().into(),
             composition.borrower.clone().into(),
-            Cell(state.into(), tone),
+            Cell(state, tone),
             composition.functions.join(" ").into(),
         ]
     };

@@ -1,7 +1,8 @@
 //! What the control plane does with compositions: saves, borrows and returns them.
 //!
 //! A composition's leases are those of the group that has its name, at its borrower. So its functions reach
-//! each other's memory, and what was borrowed into the group beside them is returned with them.
+//! each other's memory, and what was borrowed into the group beside them is returned with them. A VM that was moved
+//! has its functions in the same group at another host, and there they are the composition's still.
 
 use futures_util::future::join_all;
 use rackbus_lease::{
@@ -13,6 +14,7 @@ use super::writer::CompositionChange;
 use super::{
     FunctionsRequest, Granted, RackState, Service, WriterRequest, function_id, present, problem,
 };
+use crate::access::ApiPeer;
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, BorrowRequest, Lease, LeaseStage};
 use crate::compositions::{Composition, CompositionRequest, CompositionSpec, CompositionState};
@@ -23,7 +25,9 @@ fn of_group<'a>(
     composition: &Saved,
 ) -> impl Iterator<Item = &'a LeaseRecord> {
     let its = |lease: &&LeaseRecord| {
-        lease.borrower == composition.borrower && lease.group.as_ref() == Some(&composition.name)
+        let at_home = lease.borrower == composition.borrower;
+        lease.group.as_ref() == Some(&composition.name)
+            && (at_home || composition.functions.contains(&lease.function))
     };
     known.leases.values().filter(its)
 }
@@ -186,6 +190,7 @@ impl Service {
                 lease.stage == LeaseStage::Active
                     && now.functions.contains(&lease.function)
                     && lease.vm == vm
+                    && lease.borrower == now.borrower
             };
             let leases: Vec<LeaseId> = now.leases.iter().filter(its).map(|it| it.lease).collect();
             // One that is for another VM is not the same request: it is refused as whatever somebody has.
@@ -207,24 +212,37 @@ impl Service {
         self.composition(name)
     }
 
-    /// Returns all that is borrowed in a composition's group, and waits until it is offered again. Asked again with
-    /// the same idempotency key, what was borrowed since stays.
+    /// Returns all that is borrowed in a composition's group, and waits until it is offered again; of a VM that was moved,
+    /// what `peer` may return for the host that it was moved to. Asked again with the same idempotency key, what was
+    /// borrowed since stays.
     ///
     /// # Errors
-    /// [`ApiError`] for the first that is not; the others are returned anyway.
+    /// [`ApiError`] for the first that is not; the others are returned anyway. `forbidden` where all that is borrowed is
+    /// another host's.
     pub async fn return_composition(
         &self,
         name: &str,
         key: Option<String>,
+        peer: &ApiPeer,
     ) -> Result<Composition, ApiError> {
         let composition = self.find_composition(name)?;
-        let leases = live(&self.shared.known(), &composition).iter().map(|it| it.lease).collect();
+        let leases = {
+            let known = self.shared.known();
+            let live = live(&known, &composition);
+            let may = |lease: &&&LeaseRecord| peer.acts_for(&lease.borrower).is_ok();
+            let leases: Vec<LeaseId> = live.iter().filter(may).map(|it| it.lease).collect();
+            if let Some(other) = live.first().filter(|_| leases.is_empty()) {
+                peer.acts_for(&other.borrower)?;
+            }
+            leases
+        };
         let keyed = KeyedChange::new(key, "return composition", &name);
         let ask = |answer| WriterRequest::GiveBackAll { leases, keyed, answer };
         let newest = self.writing.ask(ask).await?;
         let leaving: Vec<LeaseId> = {
             let known = self.shared.known();
-            let its = of_group(&known, &composition).filter(|it| it.lease <= newest);
+            let its = of_group(&known, &composition)
+                .filter(|it| it.lease <= newest && peer.acts_for(&it.borrower).is_ok());
             let leaving = its.filter(|it| it.is_live() || known.is_held(it.lease));
             leaving.map(|it| it.lease).collect()
         };
