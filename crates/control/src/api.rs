@@ -22,7 +22,7 @@ pub use rack::{HostState, HostStatus, RackStatus};
 pub use rackbus_lease::Placement;
 pub use report::{
     DeviceReport, LATENCY_BOUNDS_NS, MediumLinkReport, NodeMessages, NodeReport, OperationReport,
-    RdmaLaneReport,
+    RdmaLaneReport, ReportedIdentity,
 };
 use serde::{Deserialize, Serialize};
 pub(crate) use traffic::bound_traffic;

@@ -27,7 +27,7 @@ use crate::answers::check_key;
 use crate::api::{
     ApiError, BorrowRequest, Change, Device, DeviceReport, DeviceState, EventKind, EventRecord,
     Hop, HostState, HostStatus, Isolation, Lease, LeaseStage, MediumLinkReport, NodeMessages,
-    NodeReport, OperationReport, RackStatus, RdmaLaneReport,
+    NodeReport, OperationReport, RackStatus, RdmaLaneReport, ReportedIdentity,
 };
 use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
@@ -72,6 +72,7 @@ type Shared = State<Arc<Service>>;
         OperationReport,
         MediumLinkReport,
         RdmaLaneReport,
+        ReportedIdentity,
         crate::api::PortTraffic,
         crate::api::PeerTraffic,
         crate::api::AccessPath,

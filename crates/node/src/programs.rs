@@ -5,9 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::api::{BorrowRequest, Device, DeviceState, Isolation, Lease};
+use rackbus_control::api::{
+    BorrowRequest, Device, DeviceState, Isolation, Lease, ReportedIdentity,
+};
 use rackbus_control::{ControlClient, ControlClientError};
-use rackbus_devices::class;
+use rackbus_devices::class::{self, PciIdentity};
 use rackbus_segment::NodeId;
 use rackbus_segment::message::{BorrowedEntry, DeviceEntry, Refusal, fabric_device_id};
 
@@ -47,7 +49,7 @@ impl Programs {
         }
         let (host, name) = device.function.split_once('/')?;
         let node = *self.nodes.get(host)?;
-        let identity = class::pci_identity(&device.kind).unwrap_or_default();
+        let identity = identity(device);
         Some(DeviceEntry {
             fdid: fabric_device_id(node, name),
             function: device.function.clone(),
@@ -58,6 +60,15 @@ impl Programs {
             free: device.state == DeviceState::Offered,
         })
     }
+}
+
+/// What PCI knows a device by: what its class tells, or else what its lender reports.
+fn identity(device: &Device) -> ReportedIdentity {
+    if let Some(class) = class::pci_identity(&device.kind) {
+        let PciIdentity { vendor_id, device_id, class } = class;
+        return ReportedIdentity { vendor_id, device_id, class };
+    }
+    device.report.as_ref().and_then(|report| report.identity).unwrap_or_default()
 }
 
 impl Programs {
@@ -194,6 +205,27 @@ mod tests {
     const LENT: &str = r#"{"lease":7,"function":"alpha/nvme0","lender":"alpha","borrower":"beta",
         "epoch":1,"stage":"active","socket":"/run/x.sock","reason":null,"returned":false,
         "since_ms":1,"until_ms":null}"#;
+
+    /// A class tells of its own functions, whatever their lender says; of others their lender does.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_device_is_its_class_tells_or_its_lender() {
+        let folder = tempfile::tempdir().unwrap();
+        let hosts = BTreeMap::from([(4, "alpha".to_owned())]);
+        let programs = Programs::new(folder.path(), "alpha", &hosts);
+        let class = |kind: &str, identity: Option<&str>| {
+            let report = identity.map_or("null".to_owned(), |it| format!("{{\"identity\":{it}}}"));
+            let text = format!(
+                r#"{{"function":"alpha/d","kind":"{kind}","detail":"","state":"offered","holder":null,
+                "lease":null,"epoch":0,"report":{report}}}"#
+            );
+            programs.entry(&serde_json::from_str(&text).unwrap()).unwrap().class
+        };
+        let says = Some(r#"{"vendor_id":1,"device_id":2,"class":131072}"#);
+        assert_eq!(class("vfio", says), 0x02_0000);
+        assert_eq!(class("upstream", says), 0x02_0000);
+        assert_eq!(class("upstream", None), 0);
+        assert_eq!(class("nvme", says), 0x01_0802);
+    }
 
     /// The control plane does not answer: what a program that has ended had is still to be returned, and the node must not
     /// forget it.

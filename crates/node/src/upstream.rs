@@ -26,12 +26,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rackbus_control::api::DeviceReport;
+use rackbus_control::api::{DeviceReport, ReportedIdentity};
 use rackbus_devices::upstream::{CLASS, UpstreamServer};
 use rackbus_fabric::Lending;
 use rackbus_memory::Stream;
 use rackbus_memory::file_lock::lock_file;
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::vfio_user::{self, SavedSession, ServedDevice, SharedBars};
+use rackbus_spec::pcie::header::{CACHE_LINE_SIZE, CLASS_CODE, DEVICE_ID, VENDOR_ID};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -66,6 +68,8 @@ pub struct Upstream {
     opened: Arc<Mutex<Option<Arc<OpenedUpstream>>>>,
     /// The connection while the server is asked what it serves.
     opening: Arc<Mutex<Option<UnixStream>>>,
+    /// What it says that it is, since somebody had it.
+    identity: Mutex<Option<ReportedIdentity>>,
     /// The last session ended without the server's word that it released everything.
     unsettled: Arc<Mutex<bool>>,
 }
@@ -83,6 +87,7 @@ impl Upstream {
             process: Arc::default(),
             opened: Arc::default(),
             opening: Arc::default(),
+            identity: Mutex::default(),
             unsettled: Arc::default(),
         }
     }
@@ -203,6 +208,8 @@ impl Upstream {
         let device = RemoteDevice::attach(Arc::new(stream), self.when_lost(user));
         let device = device.map_err(io::Error::other)?.of_foreign_server();
         device.reset().map_err(io::Error::other)?;
+        let header = device.read(FunctionRegion::Config, 0, CACHE_LINE_SIZE.into());
+        *locked(&self.identity) = identity(&header.map_err(io::Error::other)?);
         Ok(device)
     }
 
@@ -253,6 +260,23 @@ impl Upstream {
         session.bars = Some(bars);
         Ok((Box::new(session), conversation))
     }
+}
+
+/// What the beginning of a configuration space says that the function is; nothing where none is there.
+fn identity(header: &[u8]) -> Option<ReportedIdentity> {
+    let half = |at: u16| {
+        let at = usize::from(at);
+        Some(u16::from_le_bytes(header.get(at..at + 2)?.try_into().ok()?))
+    };
+    let class = usize::from(CLASS_CODE);
+    let class: [u8; 3] = header.get(class..class + 3)?.try_into().ok()?;
+    let [interface, sub, base] = class;
+    let identity = ReportedIdentity {
+        vendor_id: half(VENDOR_ID)?,
+        device_id: half(DEVICE_ID)?,
+        class: u32::from_be_bytes([0, base, sub, interface]),
+    };
+    (identity.vendor_id != u16::MAX).then_some(identity)
 }
 
 /// Connects at once, or fails: also where the server has others to take first, who may never be taken.
@@ -322,7 +346,7 @@ impl Lendable for Upstream {
     }
 
     fn describe(&self, known: DeviceReport) -> DeviceReport {
-        known
+        DeviceReport { identity: *locked(&self.identity), ..known }
     }
 
     /// What the server does goes on. Without a user there is nothing to pass on.

@@ -21,6 +21,7 @@ use rackbus_memory::{Access, SharedMemory};
 use rackbus_node::metrics::SOCKET;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, ClientError, LocalFunction, serve_function};
+use rackbus_spec::nvme;
 use rackbus_spec::vfio_user::{irq, region};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -117,6 +118,17 @@ async fn what_another_program_serves_is_lent_and_taken_back() {
         drive
     })
     .await;
+    // Its lender says what it is, once it knows.
+    let begun = Instant::now();
+    let identity = loop {
+        let report = rack.client.devices().await.unwrap().remove(0).report;
+        match report.and_then(|report| report.identity) {
+            Some(identity) => break identity,
+            None => assert!(begun.elapsed() < SOON, "what it is is not reported"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(identity.class, nvme::CLASS_CODE);
     // The server has the driver's memory by loans.
     let node = NodeClient::new(&rack.folder.path().join("alpha").join(SOCKET));
     let reached = node.reach("alpha/d0").await.unwrap();

@@ -57,6 +57,22 @@ pub struct DeviceReport {
     /// The link to its medium, where its front runs on another machine than that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<MediumLinkReport>,
+    /// What it says that it is, where its class does not tell: a function of the machine, and one of another program since
+    /// somebody had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<ReportedIdentity>,
+}
+
+/// What a function says in its configuration space that it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ReportedIdentity {
+    /// PCI vendor ID.
+    pub vendor_id: u16,
+    /// PCI device ID.
+    pub device_id: u16,
+    /// Class code: base class, sub-class and programming interface, from bit 23 on down.
+    pub class: u32,
 }
 
 /// The link between a front and its medium on another machine.

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rackbus_control::api::DeviceReport;
+use rackbus_control::api::{DeviceReport, ReportedIdentity};
 use rackbus_devices::vfio::PhysicalFunction;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::{Lending, Stream};
@@ -77,6 +77,8 @@ struct Shared {
     trouble: Mutex<Option<String>>,
     /// Register accesses, mappings and resets.
     jobs: AtomicU64,
+    /// What sysfs says that it is, since it was taken.
+    identity: Mutex<Option<ReportedIdentity>>,
     /// What the IOMMU refused: how often, and the last.
     refused: Mutex<(u64, Option<IommuFault>)>,
 }
@@ -132,7 +134,10 @@ impl Physical {
         };
         self.bindings.take(address, &self.taker, false)?;
         *locked(&self.taken) = Some(address);
-        self.bindings.sysfs().facts(address)
+        let facts = self.bindings.sysfs().facts(address)?;
+        let Facts { vendor: vendor_id, device: device_id, class, .. } = facts;
+        *locked(&self.shared.identity) = Some(ReportedIdentity { vendor_id, device_id, class });
+        Ok(facts)
     }
 
     fn is_bound(&self, address: PciAddress) -> bool {
@@ -301,6 +306,7 @@ impl Lendable for Physical {
             dma_refused_by_cause: cause.into_iter().collect(),
             last_refused: last.map(|fault| fault.to_string()),
             jobs: self.shared.jobs.load(Ordering::Relaxed),
+            identity: *locked(&self.shared.identity),
             ..known
         }
     }

@@ -78,6 +78,8 @@ const BINDING: &str = r#"
 /// One user after the other; the first is killed under load. What it was not lent, the drive does not reach.
 const USERS: &str = r#"
     [ $(driver $drive) = vfio-pci ]
+    # Its lender says what it is: a drive that takes NVMe commands.
+    until_ok sh -c "rackbus devices --json | grep '\"class\": $((0x010802))'"
     borrow alpha/d0 --for beta
     physical $socket write
     physical $socket interrupt
