@@ -163,7 +163,12 @@ impl Draft {
         let refused = new(now.dma_refused, before.dma_refused);
         if refused > 0 {
             let last = now.last_refused.as_deref().unwrap_or("unknown");
-            let text = format!("{refused} accesses of {function} were refused; the last: {last}");
+            // Of one alone, and of a node that does not say, the last is all that there is to tell.
+            let first = now.first_refused.as_deref().filter(|first| refused > 1 && *first != last);
+            let first = first.map(|first| format!("the first of its burst: {first}; "));
+            let first = first.unwrap_or_default();
+            let text =
+                format!("{refused} accesses of {function} were refused; {first}the last: {last}");
             drafts.push(event(EventKind::Fault, text));
         }
         let refused = new(now.attach_refused, before.attach_refused);
@@ -447,6 +452,16 @@ mod tests {
         let refused = "2 accesses of alpha/nvme0 were refused; the last: DMA to 0x1000";
         assert_eq!(texts(report(3, None), report(5, None)), [refused]);
         assert_eq!(texts(report(9, None), report(2, None)), [refused], "it began to count anew");
+        let burst = |dma_refused, first: &str| DeviceReport {
+            first_refused: Some(first.to_owned()),
+            ..report(dma_refused, None)
+        };
+        let both = "2 accesses of alpha/nvme0 were refused; the first of its burst: DMA to 0x8000; \
+                    the last: DMA to 0x1000";
+        assert_eq!(texts(report(3, None), burst(5, "DMA to 0x8000")), [both]);
+        assert_eq!(texts(report(3, None), burst(5, "DMA to 0x1000")), [refused]);
+        let alone = "1 accesses of alpha/nvme0 were refused; the last: DMA to 0x1000";
+        assert_eq!(texts(report(3, None), burst(4, "DMA to 0x8000")), [alone]);
         assert_eq!(texts(report(1, None), report(1, Some("hangs"))), ["alpha/nvme0: hangs"]);
         assert_eq!(texts(report(1, Some("hangs")), report(1, Some("hangs"))), [] as [&str; 0]);
         let well = texts(report(1, Some("hangs")), report(1, None));

@@ -74,7 +74,7 @@ pub use handles::{AsHandle, HandleError, HandleRef, Handles, ResourceHandle};
 pub use packets::{PacketListener, PacketStream, Packets};
 pub use peer_event::PeerEvent;
 pub use rackbus_fabric::{Access, Lending};
-pub use refusals::Refusals;
+pub use refusals::{RefusalBurst, Refusals};
 pub use region::{Region, RegionError, SharedMemory};
 pub use registers::MappedRegisters;
 pub use revoker::Revoker;

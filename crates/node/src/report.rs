@@ -14,7 +14,8 @@ use rackbus_pci::{EngineHandle, Operations};
 
 /// What `engine` counts, beside what is known otherwise. Nothing is waited for.
 pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceReport {
-    let (dma_refused, last_refused) = engine.refusals().get();
+    let (dma_refused, _) = engine.refusals().get();
+    let burst = engine.refusals().burst();
     let by_cause = engine.refusals().by_cause();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let counters = engine.counters();
@@ -25,7 +26,8 @@ pub(crate) fn of_engine(engine: &EngineHandle, known: DeviceReport) -> DeviceRep
         trouble: known.trouble.or_else(|| engine.health().trouble()),
         dma_refused,
         dma_refused_by_cause: by_cause.map(|(cause, count)| (cause.to_owned(), count)).collect(),
-        last_refused: last_refused.map(|fault| fault.to_string()),
+        first_refused: burst.map(|burst| burst.first.to_string()),
+        last_refused: burst.map(|burst| burst.last.to_string()),
         busy_polls: count(&counters.busy_polls),
         idle_polls: count(&counters.idle_polls),
         parks: count(&counters.parks),

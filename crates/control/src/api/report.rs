@@ -22,6 +22,9 @@ pub struct DeviceReport {
     pub dma_refused: u64,
     /// The same, by cause.
     pub dma_refused_by_cause: std::collections::BTreeMap<String, u64>,
+    /// The first of those that the last one followed, each within a second of the one before; older nodes do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_refused: Option<String>,
     /// The last of them.
     pub last_refused: Option<String>,
     /// Borrowers that were not let in, because no lease or another one has it.

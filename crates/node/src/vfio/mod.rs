@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::{DeviceReport, ReportedIdentity};
 use rackbus_devices::vfio::PhysicalFunction;
 use rackbus_devices::{Folders, RackDevice};
-use rackbus_memory::{Lending, Stream};
+use rackbus_memory::{Lending, RefusalBurst, Stream};
 use rackbus_metal::LentWindow;
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{PassthroughSession, RestingConversation, SavedSession};
@@ -79,8 +79,8 @@ struct Shared {
     jobs: AtomicU64,
     /// What sysfs says that it is, since it was taken.
     identity: Mutex<Option<ReportedIdentity>>,
-    /// What the IOMMU refused: how often, and the last.
-    refused: Mutex<(u64, Option<IommuFault>)>,
+    /// What the IOMMU refused: how often, and the newest that followed each other.
+    refused: Mutex<(u64, Option<RefusalBurst<IommuFault>>)>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -184,7 +184,8 @@ impl Shared {
 
     fn refused(&self, fault: IommuFault) {
         let mut refused = locked(&self.refused);
-        *refused = (refused.0 + 1, Some(fault));
+        let burst = RefusalBurst::with(refused.1, fault, Instant::now());
+        *refused = (refused.0 + 1, Some(burst));
     }
 }
 
@@ -298,13 +299,14 @@ impl Lendable for Physical {
 
     fn describe(&self, known: DeviceReport) -> DeviceReport {
         let trouble = known.trouble.or_else(|| locked(&self.shared.trouble).clone());
-        let (dma_refused, last) = *locked(&self.shared.refused);
+        let (dma_refused, burst) = *locked(&self.shared.refused);
         let cause = (dma_refused > 0).then(|| ("not mapped".to_owned(), dma_refused));
         DeviceReport {
             trouble,
             dma_refused,
             dma_refused_by_cause: cause.into_iter().collect(),
-            last_refused: last.map(|fault| fault.to_string()),
+            first_refused: burst.map(|burst| burst.first.to_string()),
+            last_refused: burst.map(|burst| burst.last.to_string()),
             jobs: self.shared.jobs.load(Ordering::Relaxed),
             identity: *locked(&self.shared.identity),
             ..known
