@@ -16,6 +16,8 @@
 //!   keep       maps registers, releases the function and keeps the mapping; says `kept` when they are taken away
 //!   reach      reads from the drive into BAR 2 of the function whose socket follows, and writes to the drive from there,
 //!              by the address that the BAR is programmed to
+//!   signal     has a device `edu` of QEMU's, which has MSI and no MSI-X, raise an interrupt, and move data by DMA and tell of
+//!              that by another
 //!   card       raises an interrupt of a network card's virtual function by software, and waits for it
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,10 +56,12 @@ fn main() -> ExitCode {
         [function, "stray"] => drive(function).and_then(stray),
         [function, "keep"] => keep(function),
         [function, "card"] => card(function),
+        [function, "signal"] => signal(function),
         [function, "reach", target] => drive(function).and_then(|drive| reach(drive, target)),
         _ => {
             eprintln!(
-                "usage: physical FUNCTION open|write|verify|busy|lasting END|interrupt|stray|keep|card|reach TARGET"
+                "usage: physical FUNCTION open|write|verify|busy|lasting END|interrupt|stray|keep|card|signal|reach \
+                 TARGET"
             );
             return ExitCode::from(2);
         }
@@ -373,4 +377,86 @@ fn card(function: &str) -> Result<String> {
     client.read(region::BAR0, 8, &mut status)?;
     ensure!(event.wait(Some(LIMIT_NS)), "no interrupt came");
     Ok(format!("an interrupt came; status {:#x}", u32::from_le_bytes(status)))
+}
+
+/// Registers of QEMU's `edu` (QEMU, `docs/specs/edu.rst`): the cause of an interrupt, to raise one by its cause, to
+/// acknowledge it; source, destination, length and command of a transfer. Then the device's own buffer, and how long it is.
+const EDU_CAUSE: u64 = 0x24;
+const EDU_RAISE: u64 = 0x60;
+const EDU_ACKNOWLEDGE: u64 = 0x64;
+const EDU_TRANSFER: [u64; 4] = [0x80, 0x88, 0x90, 0x98];
+const EDU_BUFFER: u64 = 0x40000;
+const EDU_LENGTH: usize = 4096;
+/// Of a command: begin, from the device into memory, raise an interrupt at the end. And the cause that this one has.
+const EDU_BEGIN: u64 = 1;
+const EDU_TO_MEMORY: u64 = 2;
+const EDU_INTERRUPT: u64 = 4;
+const EDU_DONE: u32 = 0x100;
+/// Where its memory is for the device, which has addresses of 28 bits.
+const EDU_MEMORY: u64 = 1 << 20;
+
+/// A device with MSI that has no MSI-X.
+struct Signalled {
+    client: Client,
+    event: Event,
+}
+
+impl Signalled {
+    fn open(function: &str) -> Result<Signalled> {
+        let client = connect(Path::new(function), LIMIT)?;
+        client.reset()?;
+        let [msi, msix] = [irq::MSI, irq::MSIX].map(|kind| client.irq_info(kind));
+        let (msi, msix) = (msi?.count, msix?.count);
+        ensure!((msi, msix) == (1, 0), "{msi} vectors of MSI and {msix} of MSI-X are shown");
+        client.write(region::CONFIG, 4, &6u16.to_le_bytes())?;
+        let event = Event::new()?;
+        client.wire_irqs(irq::MSI, 0, &[Some(event.as_fd().try_clone_to_owned()?)])?;
+        Ok(Signalled { client, event })
+    }
+
+    fn set(&self, register: u64, value: u32) -> Result<()> {
+        Ok(self.client.write(region::BAR0, register, &value.to_le_bytes())?)
+    }
+
+    /// Waits for the interrupt of a cause, and acknowledges it.
+    fn awaited(&self, cause: u32) -> Result<()> {
+        ensure!(self.event.wait(Some(LIMIT_NS)), "no interrupt came for {cause:#x}");
+        let mut found = [0; 4];
+        self.client.read(region::BAR0, EDU_CAUSE, &mut found)?;
+        let found = u32::from_le_bytes(found);
+        ensure!(found == cause, "the cause is {found:#x}, not {cause:#x}");
+        self.set(EDU_ACKNOWLEDGE, cause)
+    }
+
+    /// Has it move a page.
+    fn transfer(&self, from: u64, to: u64, command: u64) -> Result<()> {
+        let values = [from, to, EDU_LENGTH as u64, command | EDU_BEGIN | EDU_INTERRUPT];
+        for (register, value) in EDU_TRANSFER.into_iter().zip(values) {
+            self.client.write(region::BAR0, register, &value.to_le_bytes())?;
+        }
+        self.awaited(EDU_DONE)
+    }
+}
+
+fn signal(function: &str) -> Result<String> {
+    let device = Signalled::open(function)?;
+    for cause in [1, 0x4000] {
+        device.set(EDU_RAISE, cause)?;
+        device.awaited(cause)?;
+    }
+    let memory = SharedMemory::create("edu", 2 * EDU_LENGTH as u64)?;
+    let access = Access::READ | Access::WRITE;
+    device.client.dma_map(EDU_MEMORY, memory.len() as u64, access, Some((memory.as_fd(), 0)))?;
+    let sent: Vec<u8> = (0..EDU_LENGTH).map(|n| (n * 7 + n / 253) as u8).collect();
+    let slice = |at| {
+        let part = memory.region().slice(at, EDU_LENGTH);
+        part.ok_or_else(|| CheckFailure("the memory is too small".to_owned()))
+    };
+    slice(0)?.copy_from(&sent);
+    device.transfer(EDU_MEMORY, EDU_BUFFER, 0)?;
+    device.transfer(EDU_BUFFER, EDU_MEMORY + EDU_LENGTH as u64, EDU_TO_MEMORY)?;
+    let mut came = vec![0; EDU_LENGTH];
+    slice(EDU_LENGTH)?.copy_to(&mut came);
+    ensure!(came == sent, "other bytes came back from the device");
+    Ok("four interrupts came by MSI, and a page went there and back".to_owned())
 }

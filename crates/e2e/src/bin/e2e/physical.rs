@@ -13,8 +13,8 @@ const SCRIPT: Duration = Duration::from_secs(300);
 /// Whose guest the machine is.
 const HOST: &str = "gamma";
 
-/// An IOMMU; a drive, a card and memory, each behind a port of its own. Virtual functions of the card are on another bus.
-const DEVICES: [&str; 16] = [
+/// An IOMMU; a drive, a card, memory and a device with MSI alone, each behind a port of its own. Virtual functions of the card are on another bus.
+const DEVICES: [&str; 20] = [
     "-device",
     "intel-iommu,intremap=on,caching-mode=on",
     "-device",
@@ -31,6 +31,10 @@ const DEVICES: [&str; 16] = [
     "pcie-root-port,id=own2,chassis=102,slot=102",
     "-device",
     "ivshmem-plain,bus=own2,memdev=shared0",
+    "-device",
+    "pcie-root-port,id=own3,chassis=103,slot=103",
+    "-device",
+    "edu,bus=own3",
 ];
 
 /// What the scripts have in common.
@@ -209,6 +213,25 @@ const CARD: &str = r#"
     [ -z "$(ls /run/rackbus-lent)" ]
 "#;
 
+/// A device that has MSI and no MSI-X interrupts its user, also after its lender's node was restarted in place.
+const SIGNALLED: &str = r#"
+    edu=$(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1))
+    printf 'name = "signal"
+        [hosts.alpha.devices.e0]
+        kind = "vfio"
+        address = "%s"
+        [hosts.beta]
+        ' $(basename $edu) >signal.toml
+    rackbus up signal.toml >/dev/null 2>&1
+    borrow alpha/e0 --for beta
+    physical $socket signal
+    until_ok rackbus restart alpha
+    physical $socket signal
+    rackbus return $lease
+    rackbus down >/dev/null 2>&1
+    [ -z "$(ls /run/rackbus-lent)" ]
+"#;
+
 /// Peer-to-peer: a drive of the machine reaches a BAR of a modelled function.
 const PEERS: &str = r#"
     shared=$(at 0x050000)
@@ -296,6 +319,8 @@ pub fn lent(world: &mut RackWithGuests) -> Result<()> {
     ensure!(said.contains("maps registers"), "who keeps it is not said: {said}");
     run(&mut guest, TAKEN_AWAY)?;
     run(&mut guest, CARD)?;
+    let said = run(&mut guest, SIGNALLED)?;
+    ensure!(said.matches("interrupts came by MSI").count() == 2, "no interrupts by MSI: {said}");
     run(&mut guest, PEERS)?;
     run(&mut guest, PEERS_RESTARTED)?;
     run(&mut guest, PEERS_MODELLED)?;
