@@ -1,5 +1,5 @@
-//! A virtual machine with a borrowed drive, which is killed, frozen, stopped and started anew, on any host, while
-//! everything else is disturbed as well. It starts with its drive, or has it plugged in and unplugged while it runs. What
+//! A virtual machine with two borrowed drives, of two hosts, which is killed, frozen, stopped and started anew, on any host, while
+//! everything else is disturbed as well. It starts with both, or has one plugged in and unplugged while it runs. What
 //! its guest was told is written is there for the guest of the next.
 
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{HOSTS, MACHINE_DRIVE, Soak};
+use crate::{HOSTS, MACHINE_DRIVES, Soak};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
@@ -48,8 +48,9 @@ impl MachineTally {
 pub struct Machines<'a> {
     soak: &'a Soak,
     random: Random,
-    model: DriveModel,
-    /// Counts machines, and is the epoch of each in the model.
+    /// What each drive must hold.
+    models: [DriveModel; MACHINE_DRIVES.len()],
+    /// Counts machines, and is the epoch of each in the models.
     life: u64,
     value: u64,
     done: MachineTally,
@@ -57,8 +58,8 @@ pub struct Machines<'a> {
 
 impl<'a> Machines<'a> {
     pub fn new(soak: &'a Soak, random: Random) -> Machines<'a> {
-        let (model, done) = (DriveModel::default(), MachineTally::default());
-        Machines { soak, random, model, life: 0, value: 0, done }
+        let (models, done) = Default::default();
+        Machines { soak, random, models, life: 0, value: 0, done }
     }
 
     /// Starts machines and ends them until it is told to stop, and then one that nobody disturbs, in which all is there.
@@ -71,10 +72,10 @@ impl<'a> Machines<'a> {
             let host = HOSTS[self.random.below(HOSTS.len())];
             let name = format!("soak{}", self.life);
             let later = self.random.chance(50);
-            let with: &[&str] = if later { &[] } else { &[MACHINE_DRIVE] };
+            let with = if later { &MACHINE_DRIVES[1..] } else { &MACHINE_DRIVES[..] };
             let started = Guest::start(&self.soak.rack, &name, host, "trixie", with);
             let Ok(mut guest) = started else {
-                // Its host or its drive is not available now.
+                // Its host or one of its drives is not available now.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             };
@@ -91,11 +92,11 @@ impl<'a> Machines<'a> {
         Ok(self.done)
     }
 
-    /// Plugs the drive in while the machine runs, uses it and unplugs it, a few times.
+    /// Plugs the first drive in while the machine runs, uses it and unplugs it, a few times.
     fn live_with_hot_add(&mut self, guest: &mut Guest, host: &str) -> Result<()> {
         for _ in 0..1 + self.random.below(3) {
             let name = guest.name().to_owned();
-            let asked = ["borrow", MACHINE_DRIVE, "--for", host, "--vm", &name, "--wait=2s"];
+            let asked = ["borrow", MACHINE_DRIVES[0], "--for", host, "--vm", &name, "--wait=2s"];
             let Ok(lease) = self.soak.rack.json(&asked) else { return Ok(()) };
             self.soak.load.leases.fetch_add(1, Ordering::Relaxed);
             self.done.plugged += 1;
@@ -108,7 +109,7 @@ impl<'a> Machines<'a> {
                 Err(_) => self.soak.load.owe(number),
             }
             lived?;
-            if guest.wait_drives(0).is_err() {
+            if guest.wait_drives(1).is_err() {
                 return Ok(());
             }
             self.life += 1;
@@ -116,9 +117,9 @@ impl<'a> Machines<'a> {
         Ok(())
     }
 
-    /// Uses a machine until it is ended or has lost its drive.
+    /// Uses a machine until it is ended or has lost a drive.
     fn live(&mut self, guest: &mut Guest) -> Result<()> {
-        if guest.wait_drives(1).is_err() {
+        if guest.wait_drives(MACHINE_DRIVES.len()).is_err() {
             return Ok(());
         }
         let rounds = 1 + self.random.below(30);
@@ -126,25 +127,26 @@ impl<'a> Machines<'a> {
             if self.soak.load.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            let drive = self.random.below(MACHINE_DRIVES.len());
             let block = self.random.below(BLOCKS);
             let outcome = match self.random.below(10) {
                 0 => {
-                    let script = self.write(block);
+                    let script = self.write(drive, block);
                     self.freeze(guest, &script)
                 }
                 1..6 => {
-                    let script = self.write(block);
+                    let script = self.write(drive, block);
                     let (value, said) = (self.value, guest.vm().exec(&script, COMMAND));
                     let acknowledged = said.is_ok_and(|output| output.ok());
                     if acknowledged {
-                        self.model.written(self.life, block, value);
+                        self.models[drive].written(self.life, block, value);
                         self.done.written += 1;
                     }
                     acknowledged
                 }
-                _ => match guest.vm().exec(&read(block), COMMAND) {
+                _ => match guest.vm().exec(&read(drive, block), COMMAND) {
                     Ok(output) if output.ok() => {
-                        self.check(block, &output.text())?;
+                        self.check(drive, block, &output.text())?;
                         true
                     }
                     _ => false,
@@ -157,12 +159,12 @@ impl<'a> Machines<'a> {
         Ok(())
     }
 
-    /// A script that writes a new value to a block.
-    fn write(&mut self, block: usize) -> String {
+    /// A script that writes a new value to a block of a drive.
+    fn write(&mut self, drive: usize, block: usize) -> String {
         self.value += 1;
         // A machine that follows another is the newest.
-        self.model.begin(self.life, block, self.value);
-        write(block, self.value)
+        self.models[drive].begin(self.life, block, self.value);
+        write(drive, block, self.value)
     }
 
     /// The machine is stopped for a moment during a write, which nobody waits for.
@@ -187,8 +189,9 @@ impl<'a> Machines<'a> {
             }
             return;
         }
+        let drive = self.random.below(MACHINE_DRIVES.len());
         let block = self.random.below(BLOCKS);
-        let script = self.write(block);
+        let script = self.write(drive, block);
         let running = guest.begin(&script, COMMAND);
         std::thread::sleep(Duration::from_millis(self.random.below(30) as u64));
         guest.vm().kill();
@@ -201,41 +204,49 @@ impl<'a> Machines<'a> {
         self.life += 1;
         let rack = &self.soak.rack;
         let start = |rack: &RackProcesses| {
-            Guest::start(rack, "last", "gamma", "trixie", &[MACHINE_DRIVE]).ok()
+            Guest::start(rack, "last", "gamma", "trixie", &MACHINE_DRIVES).ok()
         };
         let mut guest = rack.wait("a last VM starts", Duration::from_secs(60), start)?;
         self.done.started += 1;
         guest.booted()?;
-        guest.wait_drives(1)?;
-        for block in 0..BLOCKS {
-            let text = guest.run(&read(block))?;
-            self.check(block, &text)?;
+        guest.wait_drives(MACHINE_DRIVES.len())?;
+        let mut written = [0; MACHINE_DRIVES.len()];
+        for (drive, written) in written.iter_mut().enumerate() {
+            for block in 0..BLOCKS {
+                let text = guest.run(&read(drive, block))?;
+                self.check(drive, block, &text)?;
+            }
+            let script = self.write(drive, 0);
+            guest.run(&script)?;
+            *written = self.value;
+            self.models[drive].written(self.life, 0, self.value);
+            self.done.written += 1;
         }
-        let script = self.write(0);
-        guest.run(&script)?;
-        self.model.written(self.life, 0, self.value);
-        self.done.written += 1;
-        rack.json(&["return", MACHINE_DRIVE])?;
-        guest.wait_drives(0)?;
-        rack.json(&["borrow", MACHINE_DRIVE, "--for", "gamma", "--vm", "last"])?;
+        rack.json(&["return", MACHINE_DRIVES[0]])?;
         guest.wait_drives(1)?;
-        let text = guest.run(&read(0))?;
-        self.check(0, &text)?;
+        rack.json(&["borrow", MACHINE_DRIVES[0], "--for", "gamma", "--vm", "last"])?;
+        guest.wait_drives(MACHINE_DRIVES.len())?;
+        let text = guest.run(&read(0, 0))?;
+        self.check(0, 0, &text)?;
         guest.stop(rack)?;
-        let (lease, socket) = rack.borrow(MACHINE_DRIVE, "alpha")?;
-        let mut drive = Drive::open(&socket, DriveOptions::default())?;
-        let mut data = vec![0; BLOCK];
-        drive.read(0, &mut data)?;
-        let found = String::from_utf8_lossy(&data[..DIGITS]).into_owned();
-        ensure!(found == digits(self.value), "the last VM wrote {}, found {found}", self.value);
-        drop(drive);
-        rack.give_back(lease)
+        for (function, value) in MACHINE_DRIVES.into_iter().zip(written) {
+            let (lease, socket) = rack.borrow(function, "alpha")?;
+            let mut drive = Drive::open(&socket, DriveOptions::default())?;
+            let mut data = vec![0; BLOCK];
+            drive.read(0, &mut data)?;
+            let found = String::from_utf8_lossy(&data[..DIGITS]).into_owned();
+            ensure!(found == digits(value), "{function}: the last VM wrote {value}, found {found}");
+            drop(drive);
+            rack.give_back(lease)?;
+        }
+        Ok(())
     }
 
     /// What a guest has read is what was written.
-    fn check(&mut self, block: usize, text: &str) -> Result<()> {
+    fn check(&mut self, drive: usize, block: usize, text: &str) -> Result<()> {
+        let function = MACHINE_DRIVES[drive];
         let wrong =
-            |error: String| CheckFailure(format!("{MACHINE_DRIVE} in VM {}: {error}", self.life));
+            |error: String| CheckFailure(format!("{function} in VM {}: {error}", self.life));
         let found = match text.trim() {
             zeroes if zeroes.len() == BLOCK && zeroes.bytes().all(|it| it == b'0') => 0,
             digits if digits.len() == DIGITS => {
@@ -243,7 +254,7 @@ impl<'a> Machines<'a> {
             }
             parts => return Err(wrong(format!("block {block} holds parts of writes: {parts}"))),
         };
-        self.model.found(self.life, block, found).map_err(wrong)?;
+        self.models[drive].found(self.life, block, found).map_err(wrong)?;
         self.done.read += 1;
         Ok(())
     }
@@ -257,22 +268,30 @@ fn digits(value: u64) -> String {
     text
 }
 
-const DRIVE: &str = "drive=$(ls -d /dev/nvme?n1 | head -n 1) && [ -b \"$drive\" ]";
+/// The beginning of a script: the file of a drive, which is known by its serial number, that of its name.
+fn find(drive: usize) -> String {
+    let serial = MACHINE_DRIVES[drive].replace('/', "-");
+    format!(
+        "at=$(dirname $(grep -l '^{serial} *$' /sys/class/nvme/nvme*/serial | head -n 1)) && \
+         drive=/dev/$(basename $at/nvme*n1) && [ -b \"$drive\" ]"
+    )
+}
 
 /// `nocreat`: a drive that is lost after it was looked for must not become a file in the guest's `/dev`, which takes
 /// the write and forgets it with the guest.
-fn write(block: usize, value: u64) -> String {
-    let line = digits(value);
+fn write(drive: usize, block: usize, value: u64) -> String {
+    let (line, find) = (digits(value), find(drive));
     format!(
-        "{DRIVE} && yes {line} | head -c {BLOCK} | dd of=$drive bs={BLOCK} seek={block} count=1 \
+        "{find} && yes {line} | head -c {BLOCK} | dd of=$drive bs={BLOCK} seek={block} count=1 \
          iflag=fullblock oflag=direct conv=nocreat,notrunc,fsync status=none"
     )
 }
 
 /// Each different line of a block; bytes that are zero are digits, so that a part of zeroes is a line of its own.
-fn read(block: usize) -> String {
+fn read(drive: usize, block: usize) -> String {
+    let find = find(drive);
     format!(
-        "{DRIVE} && dd if=$drive of=/tmp/block bs={BLOCK} skip={block} count=1 iflag=direct status=none && \
+        "{find} && dd if=$drive of=/tmp/block bs={BLOCK} skip={block} count=1 iflag=direct status=none && \
          tr '\\000' 0 </tmp/block | sort -u"
     )
 }

@@ -3,8 +3,8 @@
 //!
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
 //! (`peers`) borrow several functions and have drives read into the memory of another, or borrow two whole or not at all
-//! (`compositions`), or take turns on a drive (`sharers`), and a virtual machine (`machine`) uses a drive until it is killed
-//! or stopped, and the next begins. All the while
+//! (`compositions`), or take turns on a drive (`sharers`), and a virtual machine (`machine`) uses two drives of two hosts until it
+//! is killed or stopped, and the next begins. One of the drives is served by another program, which this one plays. All the while
 //! `disturb` does what happens to racks. What each block may hold is known ([`rackbus_e2e::soak`]): no wrong data, no acknowledged
 //! write lost, nothing of a lease that has ended, and no lease that is on its way for too long. At the end
 //! everything is available again, every lease that ended says why, no process has kept descriptors or memory, and none is
@@ -24,17 +24,20 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_e2e::soak::{
     Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled, run_as_program,
 };
 use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure};
+use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::vfio_user::serve_function;
 use rackbus_seeds::Random;
 
 use disturb::RackDisturber;
 use machine::Machines;
 
-/// Four drives of two hosts, one that is shared and one for virtual machines, in files: what was acknowledged outlives a killed process. And
-/// memory of two hosts, for peer-to-peer.
+/// Four drives of two hosts, one that is shared and two for virtual machines, in files: what was acknowledged outlives a
+/// killed process. And memory of two hosts, for peer-to-peer.
 const RACK: &str = r#"
 name = "soak"
 
@@ -72,6 +75,11 @@ kind = "nvme"
 size = "4 MiB"
 backing = "file"
 
+[hosts.alpha.devices.nvme6]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
 [hosts.alpha.devices.ram0]
 kind = "memory"
 size = "1 MiB"
@@ -87,24 +95,29 @@ functions = ["alpha/nvme0", "beta/nvme2"]
 "#;
 
 const HOSTS: [&str; 3] = ["alpha", "beta", "gamma"];
-const FUNCTIONS: [&str; 5] =
-    ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3", "gamma/nvme5"];
+const FUNCTIONS: [&str; 6] =
+    ["alpha/nvme0", "alpha/nvme1", "beta/nvme2", "beta/nvme3", FOREIGN_DRIVE, "gamma/nvme5"];
+/// The drive that another program serves: its device in the rack file names the socket.
+const FOREIGN_DRIVE: &str = "gamma/far0";
+const FOREIGN_SIZE: u64 = 4 << 20;
 /// Those that are borrowed; the last one is shared most of the time.
-const BORROWED: usize = 4;
+const BORROWED: usize = 5;
 /// The drive on which programs take turns.
 const SHARED_DRIVE: &str = FUNCTIONS[BORROWED];
-/// The drive of the virtual machines.
-const MACHINE_DRIVE: &str = "beta/nvme4";
+/// The drives of the virtual machines. The first is plugged in and out.
+const MACHINE_DRIVES: [&str; 2] = ["beta/nvme4", "alpha/nvme6"];
 /// Memory that drives read into.
 const MEMORY: [&str; 2] = ["alpha/ram0", "gamma/ram1"];
 /// Everything that the rack lends.
-const DEVICES: [&str; 8] = [
+const DEVICES: [&str; 10] = [
     FUNCTIONS[0],
     FUNCTIONS[1],
     FUNCTIONS[2],
     FUNCTIONS[3],
+    FOREIGN_DRIVE,
     SHARED_DRIVE,
-    MACHINE_DRIVE,
+    MACHINE_DRIVES[0],
+    MACHINE_DRIVES[1],
     MEMORY[0],
     MEMORY[1],
 ];
@@ -147,7 +160,12 @@ fn run(dir: &Path, length: Duration, seed: u64) -> Result<String> {
     // A former run's drives hold other data.
     let _ = fs::remove_dir_all(dir.join("state"));
     let file = dir.join("rack.toml");
-    fs::write(&file, RACK)?;
+    // A socket's path is short, and a build folder may be deep.
+    let socket = std::env::temp_dir().join(format!("rackbus-far-{}.sock", std::process::id()));
+    let model = Nvme::new(&NvmeConfig::memory(FOREIGN_SIZE, "far0"))?;
+    let _served = serve_function(Box::new(model), &socket, EngineOptions::default())?;
+    let foreign = format!("[hosts.gamma.devices.far0]\nkind = \"upstream\"\nsocket = {socket:?}\n");
+    fs::write(&file, RACK.to_owned() + &foreign)?;
     let rack = RackProcesses::start(&file, dir)?;
     let fresh = census(&rack)?;
     let load = DriveLoad::new(&FUNCTIONS);
