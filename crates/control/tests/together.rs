@@ -90,6 +90,7 @@ async fn open(store: &Arc<Store>) -> Arc<Service> {
     let options = ServiceOptions {
         inventory,
         read_rack: None,
+        read_file: None,
         config: Config::default(),
         database: "".into(),
         log_lines_left_out: || 0,

@@ -168,6 +168,13 @@ impl Args {
         let term = state_dir.join("control.term");
         let folders = Folders::new(state_dir, rack_dir);
         let taker = vfio::taker(&self.host, &folders);
+        let ntbs = vfio::Ntbs::new(&named.ntbs).map_err(wrong_ntb)?;
+        let ntbs = Arc::new(ntbs);
+        let own_file = self.devices.as_deref();
+        let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
+        let own_devices = own_file.transpose()?;
+        let requests = joined.map(joined::JoinedHost::requests).transpose()?.flatten();
+        // Last of what can fail: from here on functions of the machine are taken, and given back when the node ends.
         let through_ntbs = match joined {
             Some(joined) => self.through_ntbs(&rack.name, named, &taker, &joined.link)?,
             None => None,
@@ -183,13 +190,7 @@ impl Args {
         let ports = rackbus_devices::class::ports(&devices);
         let network = NetworkService::new(&rack, &ports, &self.host, link.clone(), own_machine);
         let folders = folders.with_network(Arc::new(network.clone()));
-        let ntbs = vfio::Ntbs::new(&named.ntbs).map_err(wrong_ntb)?;
-        let ntbs = Arc::new(ntbs);
-        let own_file = self.devices.as_deref();
-        let own_file = own_file.map(|file| own_devices::read(file, &from.text, &self.host));
-        let own_devices = own_file.transpose()?;
         let (host, args, source) = (self.host.clone(), self.again(&run_dir, joined), from.clone());
-        let requests = joined.map(joined::JoinedHost::requests).transpose()?.flatten();
         let own = self.devices.clone();
         let program = NodeProgram { host, args, from: source, devices: own, held, requests };
         let options = NodeOptions {

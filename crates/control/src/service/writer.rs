@@ -264,16 +264,7 @@ impl Writer {
                 };
                 self.answer_when_stored(decide, |_, was_made| drop(answer.send(was_made)));
             }
-            WriterRequest::Told { leases, answer } => {
-                let asked = leases.clone();
-                let decide = move |writer: &mut Writer| Ok(writer.are_active(&asked));
-                self.answer_when_stored(decide, move |writer, all| {
-                    if matches!(all, Ok(true)) {
-                        leases.iter().for_each(|lease| writer.interests.told(*lease));
-                    }
-                    let _ = answer.send(all);
-                });
-            }
+            WriterRequest::Told { leases, answer } => self.told(leases, answer),
             WriterRequest::Compose { change, keyed, answer } => {
                 let _ = answer.send(self.compose(change, keyed));
             }

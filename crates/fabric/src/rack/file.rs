@@ -141,15 +141,18 @@ fn ntbs(section: &Section<'_>) -> Parsed<[BTreeMap<String, String>; 2]> {
         let keys = Section::new(entry.table, entry.span.clone(), place, &["address", "use"])?;
         let found = keys.text("address", NTB_ADDRESS)?;
         let (address, place) = keys.require("address", found, NTB_ADDRESS)?;
-        if !is_pci_address(address) {
+        let Some(function) = pci_address(address) else {
             return wrong(place, format!("`address` is {address:?}"), NTB_ADDRESS);
-        }
+        };
         let of_use = match keys.text("use", NTB_USE)? {
             None | Some(("functions", _)) => 0,
             Some(("link", _)) => 1,
             Some((other, place)) => return wrong(place, format!("`use` is {other:?}"), NTB_USE),
         };
-        let twice = |it: &BTreeMap<_, _>| it.values().any(|other| other == address);
+        // One function may be written in several ways.
+        let twice = |it: &BTreeMap<_, String>| {
+            it.values().any(|other| pci_address(other) == Some(function))
+        };
         if of_use == 1 && twice(&all[1]) || twice(&all[1 - of_use]) {
             let what = format!("the NTB at {address} is named twice");
             return wrong(place, what, "an NTB leads to one host, and has one use");
@@ -165,19 +168,22 @@ const NTB_USE: &str = "`use` is \"functions\", which are lent through the NTB, o
 const NTB_ADDRESS: &str =
     "`address` is where the NTB is on that host, as `lspci -D` shows it (\"0000:05:00.0\")";
 
-/// Whether a text is domain, bus, device and function, in hexadecimal digits.
-fn is_pci_address(text: &str) -> bool {
+/// Domain, bus, device and function of an address in hexadecimal digits; a domain that is not written is 0.
+fn pci_address(text: &str) -> Option<[u32; 4]> {
     let hex = |text: &str, most: usize| {
-        (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+        let digits = (1..=most).contains(&text.len());
+        let digits = digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        digits.then(|| u32::from_str_radix(text, 16).ok()).flatten()
     };
-    let Some((place, function)) = text.rsplit_once('.') else { return false };
+    let (place, function) = text.rsplit_once('.')?;
     let parts: Vec<&str> = place.split(':').collect();
-    let known = match parts[..] {
-        [bus, device] => hex(bus, 2) && hex(device, 2),
-        [domain, bus, device] => hex(domain, 8) && hex(bus, 2) && hex(device, 2),
-        _ => false,
+    let (domain, bus, device) = match parts[..] {
+        [bus, device] => ("0", bus, device),
+        [domain, bus, device] => (domain, bus, device),
+        _ => return None,
     };
-    known && function.len() == 1 && matches!(function.as_bytes()[0], b'0'..=b'7')
+    let function = hex(function, 1).filter(|function| *function < 8)?;
+    Some([hex(domain, 8)?, hex(bus, 2)?, hex(device, 2)?, function])
 }
 
 /// Hosts that NTBs lead to are hosts of the rack, and others.

@@ -369,9 +369,12 @@ fn bridges_to_other_hosts_are_read_or_refused_where_they_are_wrong() {
     let other_use =
         format!("{one_way}[hosts.b.ntb.a]\naddress = \"05:00.0\"\nuse = \"functions\"\n");
     let twice = format!("{both}[hosts.a.ntb.c]\naddress = \"0000:05:00.0\"\n");
+    // The same function, as it may be written, too.
+    let other_name = ("c]\naddress = \"0000:05:00.0", "c]\naddress = \"5:0.0");
     for (ntb, said) in [
         (&*one_way, "the NTB of a to b is for the link, and b's is not"),
         (&*twice, "is named twice; an NTB leads to one host, and has one use"),
+        (&twice.replace(other_name.0, other_name.1), "is named twice; an NTB leads"),
         (&*other_use, "write [hosts.b.ntb.a] with use = \"link\", too"),
         (
             "[hosts.a.ntb.b]\naddress = \"05:00.0\"\nuse = \"both\"\n",

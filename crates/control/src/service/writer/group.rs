@@ -66,12 +66,9 @@ impl StepGroup {
             }
             R::Borrow { .. } | R::Recall { .. } | R::GiveBack { .. } | R::Told { .. } => true,
             R::WasMade { .. } | R::Note { .. } | R::Refused { .. } | R::Forbidden { .. } => true,
-            R::GiveBackAll { .. } | R::ChangeLevel { .. } | R::Compose { .. } | R::Share { .. } => {
-                false
-            }
-            R::Offer { .. } | R::Withdraw { .. } | R::Register { .. } | R::RaiseTerm { .. } => {
-                false
-            }
+            R::GiveBackAll { .. } | R::ChangeLevel { .. } | R::Compose { .. } => false,
+            R::Share { .. } | R::Offer { .. } | R::Withdraw { .. } | R::FollowFile { .. } => false,
+            R::Register { .. } | R::RaiseTerm { .. } => false,
         }
     }
 

@@ -4,7 +4,7 @@ use rackbus_lease::{
     Availability, BorrowRefused, FunctionId, LeaseId, LeaseRecord, LeaseState, ReturnRefused, Terms,
 };
 
-use super::requests::{AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned};
+use super::requests::{Answer, AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned};
 use super::{Step, Writer};
 use crate::answers::{
     ANY_ACCELERATOR, BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER, is_back,
@@ -227,9 +227,20 @@ impl Writer {
         Ok(returned)
     }
 
-    /// Whether all of these leases can be used, so that somebody may be told that it has them. Where one is on its way back
-    /// the others are not wanted either.
-    pub(super) fn are_active(&self, leases: &[LeaseId]) -> bool {
+    /// Answers whether somebody may be told that it has these leases, and notes that it is.
+    pub(super) fn told(&mut self, leases: Vec<LeaseId>, answer: Answer<bool>) {
+        let asked = leases.clone();
+        let decide = move |writer: &mut Writer| Ok(writer.are_active(&asked));
+        self.answer_when_stored(decide, move |writer, all| {
+            if matches!(all, Ok(true)) {
+                leases.iter().for_each(|lease| writer.interests.told(*lease));
+            }
+            let _ = answer.send(all);
+        });
+    }
+
+    /// Whether all of these leases can be used. Where one is on its way back the others are not wanted either.
+    fn are_active(&self, leases: &[LeaseId]) -> bool {
         let is_active = |lease: &LeaseId| {
             let record = self.authority.lease(*lease);
             record.is_some_and(|record| matches!(record.state, LeaseState::Active { .. }))
