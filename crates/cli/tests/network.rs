@@ -5,121 +5,14 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use support::lab::{Lab, Server, eventually, may_make_interfaces, ping};
 use support::programs::has;
-use support::{PATIENCE, Rack, programs};
-
-/// A rack of a name that no other has: network namespaces are the machine's.
-struct Lab {
-    rack: Rack,
-    name: String,
-}
-
-impl Lab {
-    /// A running rack whose hosts have interfaces; `None` without the right to.
-    fn up(test: &str, network: &str) -> Option<Lab> {
-        if !may_make_interfaces() {
-            return None;
-        }
-        let name = format!("t{}{test}", std::process::id());
-        let rack = Rack::up(&format!(
-            "name = \"{name}\"\n[network]\n{network}\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n"
-        ));
-        rack.good(&["net", "up"]);
-        Some(Lab { rack, name })
-    }
-
-    fn command(&self, host: &str, program: &[&str]) -> Command {
-        self.rack.command(&[&["on", host, "--"], program].concat())
-    }
-
-    /// Runs a program on a host, which must succeed; what it printed.
-    fn on(&self, host: &str, program: &[&str]) -> String {
-        let output = self.try_on(host, program);
-        let text = format!("{output:?}");
-        assert!(output.status.success(), "{program:?}: {text}{}", self.rack.logs());
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn try_on(&self, host: &str, program: &[&str]) -> Output {
-        self.command(host, program).output().unwrap()
-    }
-
-    /// Starts a program on a host; returns when it has printed something, as servers do that listen.
-    fn serve(&self, host: &str, program: &[&str]) -> Server {
-        let mut command = self.command(host, program);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let output = child.stdout.as_mut().unwrap();
-        assert!(output.read(&mut [0; 64]).unwrap() > 0, "{program:?} says nothing");
-        Server(child)
-    }
-
-    /// What a client of `iperf3` says.
-    fn iperf3(&self, host: &str, arguments: &[&str]) -> Value {
-        let (program, mut answer) = ([&["iperf3", "-J"], arguments].concat(), None);
-        eventually("the server of iperf3 takes a client", &self.rack, || {
-            answer = programs::iperf3_answer(&self.try_on(host, &program));
-            answer.is_some()
-        });
-        answer.unwrap()
-    }
-
-    fn peer(&self, port: &str, peer: &str) -> Value {
-        let all = self.rack.json(&["net", "status", port]);
-        let peers = all[0]["ports"][0]["peers"].as_array().unwrap().clone();
-        peers.into_iter().find(|it| it["peer"] == peer).unwrap_or_default()
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        self.rack.run(&["net", "down"]);
-        for host in ["alpha", "beta", "gamma"] {
-            let name = format!("rackbus-{}-{host}", self.name);
-            let _ = Command::new("ip").args(["netns", "del", &name]).output();
-        }
-    }
-}
-
-/// A program that is ended with this.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Whether this process may make interfaces; says so if not.
-fn may_make_interfaces() -> bool {
-    let may = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
-    if !may {
-        support::not_tested("making network interfaces takes root and /dev/net/tun");
-    }
-    may
-}
-
-fn eventually(what: &str, rack: &Rack, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}{}", rack.logs());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// An answer comes; where the first packet was too early for a busy machine to have opened the way, to the next.
-fn ping(lab: &Lab, from: &str, to: &str, more: &[&str]) {
-    let program = [&["ping", "-c", "1", "-W", "5", "-q"], more, &[to]].concat();
-    eventually(&format!("{program:?} is not answered"), &lab.rack, || {
-        lab.try_on(from, &program).status.success()
-    });
-}
+use support::{PATIENCE, Rack};
 
 #[test]
 fn packets_of_all_sizes_come_back_and_long_ones_only_in_pieces() {
@@ -209,10 +102,7 @@ fn each_combination_of_offloads_carries_the_same_bytes() {
     if !has("ethtool") {
         return;
     }
-    let inside = |host: &str| {
-        rackbus_netdev::namespace::open(&format!("rackbus-{}-{host}", lab.name)).unwrap()
-    };
-    let (alpha, beta) = (inside("alpha"), inside("beta"));
+    let (alpha, beta) = (lab.namespace("alpha"), lab.namespace("beta"));
     let data: Vec<u8> = (0..700_001u32).map(|it| ((it * 31) >> 4) as u8).collect();
     for combination in 0..8 {
         for (host, bits) in [("alpha", combination), ("beta", 7 - combination)] {

@@ -28,7 +28,7 @@ impl Count {
 }
 
 /// Why frames are dropped, in the order in which they are counted.
-pub const CAUSES: [Cause; 8] = [
+pub const CAUSES: [Cause; 9] = [
     Cause::Full,
     Cause::Unknown,
     Cause::Spoofed,
@@ -37,6 +37,7 @@ pub const CAUSES: [Cause; 8] = [
     Cause::Offload,
     Cause::Rate,
     Cause::Down,
+    Cause::Unread,
 ];
 
 impl Cause {
@@ -51,6 +52,7 @@ impl Cause {
             Cause::Offload => "offload",
             Cause::Rate => "rate",
             Cause::Down => "down",
+            Cause::Unread => "unread",
         }
     }
 }

@@ -49,6 +49,8 @@ pub enum Cause {
     Rate,
     /// Its receiver is gone, or its link is down.
     Down,
+    /// It was not taken from its sender's interface in time, whose queue was full.
+    Unread,
 }
 
 /// A frame that lies in a ring. Its sender may still change it: what is to be believed is read once.

@@ -5,6 +5,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod lab;
 pub mod load;
 pub mod machines;
 pub mod programs;

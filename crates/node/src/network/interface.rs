@@ -7,12 +7,21 @@ use std::os::fd::OwnedFd;
 
 use rackbus_net::{Station, StationKind, Stations};
 use rackbus_netdev::configure::{InterfaceSettings, configure};
+use rackbus_netdev::unread::UnreadFrames;
 use rackbus_netdev::{namespace, tap};
 
 /// What the interface is called in its host's namespace.
 pub const NAME: &str = "rackbus0";
 
-/// Makes the interface of `station` in a namespace; its queues.
+/// An interface that was made.
+pub struct MadeInterface {
+    /// Its queues.
+    pub queues: Vec<OwnedFd>,
+    /// What it had no room for, where the kernel says it.
+    pub unread: Option<UnreadFrames>,
+}
+
+/// Makes the interface of `station` in a namespace.
 ///
 /// # Errors
 /// What the system says.
@@ -21,7 +30,7 @@ pub fn create(
     stations: &Stations,
     station: &Station,
     queues: u16,
-) -> io::Result<Vec<OwnedFd>> {
+) -> io::Result<MadeInterface> {
     let settings = settings(stations, station);
     namespace::within(namespace, move || {
         let mut queues = tap::open(NAME, queues)?;
@@ -32,7 +41,10 @@ pub fn create(
             queues.truncate(1);
         }
         configure(NAME, &settings)?;
-        Ok(queues)
+        let unread = UnreadFrames::open(NAME).inspect_err(|error| {
+            tracing::warn!(%error, "frames that the interface has no room for are not counted: /proc is not there");
+        });
+        Ok(MadeInterface { queues, unread: unread.ok() })
     })
 }
 

@@ -12,6 +12,7 @@
 
 mod capture;
 mod carried;
+mod function;
 mod interface;
 mod messages;
 mod peers;
@@ -25,22 +26,23 @@ mod wire;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rackbus_fabric::FabricHandle;
 use rackbus_fabric::rack::Rack;
 use rackbus_link::Connect;
-use rackbus_memory::DmaSlice;
 use rackbus_net::port_queue::{NanosecondClock, PortQueueHandle};
 use rackbus_net::{
-    Cause, Frame, MacAddress, NetworkPort, News, Offload, PortOptions, PortQueue, PortQueueId,
-    PortSource, SendOutcome, Station, StationKind, StationSwitch, Stations,
+    NetworkPort, News, PortOptions, PortQueue, PortQueueId, PortSource, Station, StationKind,
+    StationSwitch, Stations,
 };
 use rackbus_netdev::namespace;
+use rackbus_netdev::unread::UnreadFrames;
 
 use crate::handover::boot_time_ns;
 
+use function::FunctionPort;
+use interface::MadeInterface;
 use peers::{AskingNode, Peer};
 use requests::{AskedRings, RingRequests, ring_requests};
 use rings::{EndedRing, Ring};
@@ -161,6 +163,14 @@ struct LocalPort {
     queues: Vec<PortQueueHandle>,
     /// Held by who captures its frames.
     captured: Weak<()>,
+    /// What was not taken from the interface in time, where it is one.
+    unread: Option<UnreadFrames>,
+}
+
+impl LocalPort {
+    fn new(queues: Vec<PortQueueHandle>, unread: Option<UnreadFrames>) -> LocalPort {
+        LocalPort { queues, captured: Weak::new(), unread }
+    }
 }
 
 impl NetworkService {
@@ -296,13 +306,13 @@ impl NetworkService {
         let shared = &self.0;
         let namespace = namespace::create(&shared.namespace())?;
         let count = shared.stations.network().queues;
-        let taps = interface::create(&namespace, &shared.stations, own, count)?;
+        let MadeInterface { queues: taps, unread } =
+            interface::create(&namespace, &shared.stations, own, count)?;
         let queue = |nth: usize| shared.port_queue(station, nth as u16);
         let queues = (0..taps.len()).map(queue).collect::<std::io::Result<Vec<PortQueue>>>()?;
         // Before the first frame is sent: whoever opens a ring for it answers a port.
         let handles = queues.iter().map(|queue| queue.handle().clone()).collect();
-        let port = LocalPort { queues: handles, captured: Weak::new() };
-        shared.lock().ports.insert(station, port);
+        shared.lock().ports.insert(station, LocalPort::new(handles, unread));
         for (nth, (port_queue, tap)) in queues.into_iter().zip(taps).enumerate() {
             let worker = Worker::start(&format!("net {nth}"), port_queue, TapQueue::new(tap))?;
             shared.lock().workers.push(worker);
@@ -430,92 +440,7 @@ impl PortSource for NetworkService {
         if state.ports.contains_key(&station) {
             return Err(std::io::Error::other(format!("the port of {function} is held already")));
         }
-        state.ports.insert(
-            station,
-            LocalPort { queues: vec![port_queue.handle().clone()], captured: Weak::new() },
-        );
-        Ok(Box::new(FunctionPort { port_queue, station, shared: shared.clone(), attended: false }))
-    }
-}
-
-/// The port of a function; it is closed when this is dropped.
-struct FunctionPort {
-    port_queue: PortQueue,
-    /// Its function takes frames.
-    attended: bool,
-    station: usize,
-    shared: Arc<Shared>,
-}
-
-/// Frames that are given up at once, at most: what comes meanwhile is given up later.
-const GIVEN_UP: usize = 4096;
-
-impl FunctionPort {
-    /// Drops what has come, for nobody takes it. Rings that have ended go with that.
-    fn give_up(&mut self) {
-        for _ in 0..GIVEN_UP {
-            if self.port_queue.next().is_none() {
-                break;
-            }
-            self.port_queue.consume();
-            self.port_queue.handle().counters().drops.count(Cause::Down);
-        }
-    }
-}
-
-impl Drop for FunctionPort {
-    fn drop(&mut self) {
-        self.shared.close_port(self.station);
-    }
-}
-
-impl NetworkPort for FunctionPort {
-    fn mac(&self) -> MacAddress {
-        self.port_queue.mac()
-    }
-
-    fn mtu(&self) -> u16 {
-        self.port_queue.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.port_queue.is_up()
-    }
-
-    fn attend(&mut self, on: bool) {
-        self.attended = on;
-        // What came before is not for who attends now.
-        self.give_up();
-    }
-
-    fn send(&mut self, offload: Offload, parts: &[DmaSlice<'_>]) -> SendOutcome {
-        self.port_queue.send(offload, parts)
-    }
-
-    fn flush(&mut self) {
-        self.port_queue.flush();
-    }
-
-    fn next(&mut self) -> Option<Frame<'_>> {
-        self.port_queue.next()
-    }
-
-    fn consume(&mut self) {
-        self.port_queue.consume();
-    }
-
-    fn park(&mut self) -> bool {
-        if !self.attended {
-            self.give_up();
-        }
-        self.port_queue.park()
-    }
-
-    fn unpark(&mut self) {
-        self.port_queue.unpark();
-    }
-
-    fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.port_queue.wake_fd()
+        state.ports.insert(station, LocalPort::new(vec![port_queue.handle().clone()], None));
+        Ok(Box::new(FunctionPort::new(port_queue, station, shared.clone())))
     }
 }

@@ -7,9 +7,11 @@ use rackbus_control::metrics::{Labels, MetricsPage};
 use rackbus_control::network::{
     CaptureDone, CaptureRequest, LearnedAddress, NetworkStatus, NodeNetwork, PeerStatus, PortStatus,
 };
+use rackbus_net::Cause;
 use rackbus_net::counters::{Count, Drops, PeerCounters};
 use rackbus_net::port_queue::LAYOUT;
 use rackbus_net::vlan::NO_VLAN;
+use rackbus_netdev::unread::UnreadFrames;
 
 use super::{LocalPort, NetworkError, NetworkService, Shared};
 
@@ -78,7 +80,9 @@ impl Shared {
         let sum = |of: fn(&rackbus_net::counters::LaneCounters) -> &Count| {
             counters.iter().map(|it| of(it).get()).sum::<u64>()
         };
-        let drops = counters.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops));
+        let mut drops = counters.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops));
+        let unread = port.unread.as_ref().and_then(UnreadFrames::count).filter(|it| *it > 0);
+        drops.extend(unread.map(|frames| (Cause::Unread.word().to_owned(), frames)));
         let bridges = self.link.bridges();
         let peers = self.stations.all().iter().enumerate().filter_map(|(nth, peer)| {
             let of_peer: Vec<_> = counters.iter().map(|it| &it.peers[nth]).collect();

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use rackbus_control::network::{CaptureRequest, NodeNetwork};
 use rackbus_link::shm::ShmLink;
 
+use rackbus_net::{NetworkPort as _, Offload, SendOutcome};
+
 use super::*;
 
 const FUNCTION: &str = "alpha/nic0.vf1";
@@ -36,7 +38,7 @@ pub(super) fn host_queues(network: &NetworkService) -> Vec<PortQueue> {
     let queues: Vec<_> =
         (0..2).map(|number| network.0.port_queue(station, number).unwrap()).collect();
     let handles = queues.iter().map(|queue| queue.handle().clone()).collect();
-    network.0.lock().ports.insert(station, LocalPort { queues: handles, captured: Weak::new() });
+    network.0.lock().ports.insert(station, LocalPort::new(handles, None));
     queues
 }
 

@@ -247,10 +247,7 @@ impl Outside {
     ) -> std::io::Result<Option<u64>> {
         let Some(shared) = self.shared.upgrade() else { return Ok(None) };
         let port_queue = shared.port_queue(self.station, 0)?;
-        let port = LocalPort {
-            queues: vec![port_queue.handle().clone()],
-            captured: std::sync::Weak::new(),
-        };
+        let port = LocalPort::new(vec![port_queue.handle().clone()], None);
         shared.lock().ports.insert(self.station, port);
         let stations = shared.stations.all();
         let is_uplink = |it: &&Station| it.kind == StationKind::Uplink;
