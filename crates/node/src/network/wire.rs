@@ -125,15 +125,7 @@ impl UplinkWire {
     /// Why it is dropped.
     pub fn write(&mut self, frame: &Frame<'_>) -> Result<(), Cause> {
         match self {
-            UplinkWire::Packet(socket) => {
-                match write_with_head(socket.as_fd(), frame.offload.as_bytes(), frame.bytes) {
-                    Ok(_) => Ok(()),
-                    Err(Errno::MSGSIZE) => Err(Cause::Length),
-                    Err(Errno::INVAL) => write_datagrams(socket.as_fd(), frame),
-                    Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
-                    Err(_) => Err(Cause::Down),
-                }
-            }
+            UplinkWire::Packet(socket) => write_frame(socket.as_fd(), frame),
             UplinkWire::Xdp(port) => write_whole(port, frame),
         }
     }
@@ -201,8 +193,31 @@ fn put_piece(port: &mut XdpPort, piece: &[u8]) -> Result<(), Cause> {
     if port.put(piece) { Ok(()) } else { Err(Cause::Full) }
 }
 
+/// Gives a frame to an interface of the kernel, by a packet socket or the queue of a TAP device.
+///
+/// # Errors
+/// Why it is dropped.
+pub fn write_frame(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(), Cause> {
+    match write_with_head(interface, frame.offload.as_bytes(), frame.bytes) {
+        Ok(_) => Ok(()),
+        Err(Errno::INVAL) => write_datagrams(interface, frame),
+        Err(error) => Err(cause_of(error)),
+    }
+}
+
+/// Why a frame is dropped that an interface of the kernel did not take.
+fn cause_of(error: Errno) -> Cause {
+    match error {
+        Errno::INVAL => Cause::Offload,
+        Errno::MSGSIZE => Cause::Length,
+        Errno::NOBUFS | Errno::AGAIN | Errno::NOMEM => Cause::Full,
+        // `EIO`: a TAP device that is down; `ENETDOWN` and `ENXIO`: another interface that is, or is gone.
+        _ => Cause::Down,
+    }
+}
+
 /// Gives datagrams one by one to a kernel that takes no frame of many of them: Linux before 6.2.
-pub fn write_datagrams(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(), Cause> {
+fn write_datagrams(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(), Cause> {
     if frame.offload.gso_type != GSO_UDP_L4 {
         return Err(Cause::Offload);
     }
@@ -213,13 +228,7 @@ pub fn write_datagrams(interface: BorrowedFd<'_>, frame: &Frame<'_>) -> Result<(
 fn write_piece(interface: BorrowedFd<'_>, piece: &[u8]) -> Result<(), Cause> {
     let nothing = Offload::default();
     let parts = [io::IoSlice::new(nothing.as_bytes()), io::IoSlice::new(piece)];
-    match rustix::io::writev(interface, &parts) {
-        Ok(_) => Ok(()),
-        Err(Errno::INVAL) => Err(Cause::Offload),
-        Err(Errno::MSGSIZE) => Err(Cause::Length),
-        Err(Errno::NOBUFS | Errno::AGAIN) => Err(Cause::Full),
-        Err(_) => Err(Cause::Down),
-    }
+    rustix::io::writev(interface, &parts).map(|_| ()).map_err(cause_of)
 }
 
 /// A frame as it has to be on a wire: with its checksums, in pieces that fit, each of which is given to `put`.
@@ -250,6 +259,22 @@ mod tests {
     use rackbus_net::offload::GSO_TCPV4;
 
     use super::*;
+
+    #[test]
+    fn an_interface_without_room_is_full_and_one_that_does_not_work_is_down() {
+        for (error, cause) in [
+            (Errno::INVAL, Cause::Offload),
+            (Errno::MSGSIZE, Cause::Length),
+            (Errno::NOBUFS, Cause::Full),
+            (Errno::AGAIN, Cause::Full),
+            (Errno::NOMEM, Cause::Full),
+            (Errno::IO, Cause::Down),
+            (Errno::NETDOWN, Cause::Down),
+            (Errno::NXIO, Cause::Down),
+        ] {
+            assert_eq!(cause_of(error), cause, "{error}");
+        }
+    }
 
     #[test]
     fn datagrams_are_given_one_by_one_where_they_are_not_taken_together() {

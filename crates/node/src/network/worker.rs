@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use rackbus_memory::vectored::write_with_head;
 use rackbus_memory::{AdaptiveSpin, Event};
 use rackbus_net::offload::OFFLOAD_BYTES;
 use rackbus_net::port::MAX_FRAME;
@@ -22,9 +21,9 @@ use rackbus_net::{Cause, Frame, NetworkPort, News, Offload, PortQueue, SendOutco
 use rackbus_pci::Work;
 use rackbus_pci::pace::{NextStep, Pace};
 use rustix::io::Errno;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::wire::write_datagrams;
+use super::wire::write_frame;
 
 /// Frames that are taken from one side before the other is looked at.
 const BURST: usize = 16;
@@ -120,14 +119,8 @@ impl FrameDevice for TapQueue {
     }
 
     fn write(&mut self, frame: &Frame<'_>) -> WriteOutcome {
-        match write_with_head(self.queue.as_fd(), frame.offload.as_bytes(), frame.bytes) {
-            Ok(_) => WriteOutcome::Done,
-            Err(Errno::INVAL) => match write_datagrams(self.queue.as_fd(), frame) {
-                Ok(()) => WriteOutcome::Done,
-                Err(cause) => WriteOutcome::Dropped(cause),
-            },
-            Err(_) => WriteOutcome::Dropped(Cause::Down),
-        }
+        write_frame(self.queue.as_fd(), frame)
+            .map_or_else(WriteOutcome::Dropped, |()| WriteOutcome::Done)
     }
 
     fn frames(&self) -> Option<BorrowedFd<'_>> {
@@ -314,5 +307,29 @@ impl<D: FrameDevice> Running<'_, D> {
         }
         self.port_queue.unpark();
         parks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use rackbus_memory::SharedMemory;
+
+    use super::*;
+
+    #[test]
+    fn frames_for_an_interface_without_room_are_counted_as_such() {
+        // What takes datagrams until it has no room stands for the queue of an interface.
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let memory = SharedMemory::create("frame", 4096).unwrap();
+        let frame = Frame { offload: Offload::default(), bytes: memory.whole() };
+        let mut queue = TapQueue::new(ours.into());
+        let refused =
+            (0..100_000).map(|_| queue.write(&frame)).find(|it| *it != WriteOutcome::Done);
+        assert_eq!(refused, Some(WriteOutcome::Dropped(Cause::Full)));
+        drop(theirs);
+        assert_eq!(queue.write(&frame), WriteOutcome::Dropped(Cause::Down));
     }
 }
