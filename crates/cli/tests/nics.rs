@@ -3,11 +3,13 @@
 
 mod support;
 
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::{DeviceState, Lease};
 use rackbus_driver::net::{Net, NetOptions};
 use rackbus_spec::virtio::net::NetHeader;
+use serde_json::Value;
 use support::{PATIENCE, Rack};
 
 const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
@@ -114,4 +116,52 @@ fn the_front_of_a_network_function_runs_at_a_borrower_that_wants_strict_isolatio
     }
     let device = rack.bad(1, &["borrow", "alpha/nic0", "--for", "beta"]);
     assert!(device.contains("alpha/nic0"), "{device}");
+}
+
+/// What is asked of all for an address that is known is answered by the asker's own node.
+#[test]
+fn a_function_that_asks_for_a_known_address_is_answered_and_others_hear_nothing() {
+    let rack = Rack::up(&RACK.replace("functions = 2", "functions = 3"));
+    let leases = ["vf1", "vf2", "vf3"].map(|it| rack.borrow(&format!("alpha/nic0.{it}"), "beta"));
+    let [mut asker, mut asked, mut third] = leases.each_ref().map(open);
+    let port = |function: &str| -> Value {
+        let status = rack.json(&["net", "status", "alpha"]);
+        let ports = status[0]["ports"].as_array().unwrap();
+        ports.iter().find(|it| it["port"] == function).unwrap().clone()
+    };
+    let address =
+        |function: &str| -> Ipv4Addr { port(function)["ipv4"].as_str().unwrap().parse().unwrap() };
+    let own = address("alpha/nic0.vf1");
+    let mac = asker.info().mac;
+    let mut ask = |about: Ipv4Addr| {
+        let mut frame = [&[0xff; 6][..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac].concat();
+        frame.extend([&own.octets()[..], &[0; 6], &about.octets()].concat());
+        asker.send(0, &NetHeader::default(), &frame).unwrap();
+        asker.flush(0).unwrap();
+        frame
+    };
+    // One that nobody has goes to all, and is what they hear first.
+    ask(address("alpha/nic0.vf2"));
+    let unknown = ask(Ipv4Addr::from_bits(own.to_bits() + 1000));
+    for other in [&mut asked, &mut third] {
+        assert_eq!(next_frame(other), unknown);
+    }
+    let answer = next_frame(&mut asker);
+    assert_eq!(answer[..12], [mac, asked.info().mac].concat());
+    assert_eq!(
+        (&answer[12..22], &answer[22..28]),
+        (&[8, 6, 0, 1, 8, 0, 6, 4, 0, 2][..], &asked.info().mac[..])
+    );
+    assert_eq!(answer[28..32], address("alpha/nic0.vf2").octets());
+    assert_eq!(port("alpha/nic0.vf1")["answered"], 1);
+}
+
+/// The next frame that comes.
+fn next_frame(net: &mut Net) -> Vec<u8> {
+    let (begun, mut found) = (Instant::now(), Vec::new());
+    while net.receive(0, &mut found).unwrap().is_none() {
+        assert!(begun.elapsed() < PATIENCE, "nothing comes");
+        net.wait(0, Duration::from_millis(100));
+    }
+    found
 }

@@ -57,6 +57,9 @@ pub struct PortStatus {
     pub queues: usize,
     /// Frames for groups that it sent.
     pub groups: u64,
+    /// Questions for the station that has an address, which this host's node answered.
+    #[serde(default)]
+    pub answered: u64,
     /// Frames that it sent and that were dropped before their receiver was known, by cause.
     pub drops: BTreeMap<String, u64>,
     /// Frames that a capture had no room for.

@@ -135,6 +135,8 @@ pub struct LaneCounters {
     pub peers: Vec<PeerCounters>,
     /// Frames for groups that were sent.
     pub groups: Count,
+    /// Questions for the station that has an address, which were answered here and sent to nobody.
+    pub answered: Count,
     /// Frames that were dropped before their receiver was known.
     pub drops: Drops,
     /// Frames that a capture had no room for.
@@ -149,6 +151,7 @@ impl LaneCounters {
         LaneCounters {
             peers: (0..stations).map(|_| PeerCounters::default()).collect(),
             groups: Count::default(),
+            answered: Count::default(),
             drops: Drops::default(),
             not_captured: Count::default(),
             pace: PaceCounters::default(),

@@ -8,6 +8,7 @@
 //! * [`local`]: a switch of one process, for devices that no node lends.
 //! * [`port`]: the end of the network that a device model or an interface holds.
 //! * [`switch`]: who receives a frame, and who may send it (pure). [`vlan`]: the VLANs that a port is in.
+//! * [`neighbours`]: who asks where a station is gets the answer from its own node (pure).
 //! * [`learning`]: addresses behind ports that are no stations' own (pure).
 //! * [`pressure`]: for how long a sender waits for a receiver (pure). [`liveness`]: whether that is frozen (pure).
 //! * [`uplink`]: which of the uplinks is used.
@@ -30,6 +31,7 @@ pub mod learning;
 pub mod liveness;
 pub mod local;
 pub mod mtu;
+pub mod neighbours;
 pub mod offload;
 pub mod port;
 pub mod port_queue;

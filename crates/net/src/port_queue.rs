@@ -3,8 +3,10 @@
 //!
 //! A queue sends into a ring for each station that it has something for (`outgoing`), and receives from a ring
 //! for each queue that sends to it (`incoming`). It opens none by itself: it asks its node ([`RingOpener`]), goes
-//! on, and finds what came of it in its inbox ([`PortQueueHandle`]). Nothing here waits.
+//! on, and finds what came of it in its inbox ([`PortQueueHandle`]). Nothing here waits. Who asks all stations where one is whose
+//! address is known hears the answer from the queue itself (`answers`).
 
+mod answers;
 mod incoming;
 mod leading_out;
 mod outgoing;
@@ -28,6 +30,7 @@ use crate::offload::Offload;
 use crate::port::{Cause, Frame, MAX_FRAME, NetworkPort, SendOutcome};
 use crate::switch::StationSwitch;
 
+use answers::Answers;
 use incoming::IncomingRings;
 use outgoing::{OpeningPatience, Outgoing};
 
@@ -119,6 +122,7 @@ pub struct PortQueue {
     handle: PortQueueHandle,
     outgoing: Vec<Outgoing>,
     incoming: IncomingRings,
+    answers: Answers,
     /// Stations that something was sent to since the last flush.
     touched: Vec<usize>,
     /// Frames that were sent, to whomever.
@@ -185,6 +189,7 @@ impl PortQueue {
             handle: PortQueueHandle(Arc::new(shared)),
             outgoing: (0..stations).map(|_| Outgoing::default()).collect(),
             incoming: IncomingRings::default(),
+            answers: Answers::default(),
             touched: Vec::new(),
             sent: 0,
             waits,
@@ -341,22 +346,28 @@ impl NetworkPort for PortQueue {
 
     fn next(&mut self) -> Option<Frame<'_>> {
         self.hear();
+        if !self.incoming.has_current()
+            && let Some(is_new) = self.answers.begin()
+        {
+            let frame = self.answers.frame()?;
+            if let Some(capture) = self.capture.as_mut().filter(|_| is_new) {
+                capture_received(capture, &frame, (self.clock)(), self.handle.counters());
+            }
+            return Some(frame);
+        }
         let (own, clock) = (self.id.station, &*self.clock);
         let counters = self.handle.counters();
         let at = self.incoming.find(own, &self.switch, clock, counters, &self.wake)?;
         if let Some(capture) = self.capture.as_mut().filter(|_| self.incoming.is_new()) {
-            let frame = self.incoming.frame(at)?;
-            let header = Captured { sent: false, time_ns: (self.clock)() }.to_header();
-            if capture.send(&header, &[], &[frame.bytes]).is_err() {
-                self.handle.0.counters.not_captured.add(1);
-            }
-            capture.flush();
+            capture_received(capture, &self.incoming.frame(at)?, (self.clock)(), counters);
         }
         self.incoming.frame(at)
     }
 
     fn consume(&mut self) {
-        self.incoming.consume(self.handle.counters());
+        if !self.answers.consume() {
+            self.incoming.consume(self.handle.counters());
+        }
     }
 
     fn park(&mut self) -> bool {
@@ -367,7 +378,9 @@ impl NetworkPort for PortQueue {
                 return false;
             }
         }
-        self.incoming.park() && !self.handle.0.has_news.load(Ordering::SeqCst)
+        self.incoming.park()
+            && self.answers.is_empty()
+            && !self.handle.0.has_news.load(Ordering::SeqCst)
     }
 
     fn unpark(&mut self) {
@@ -378,6 +391,20 @@ impl NetworkPort for PortQueue {
     fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
+}
+
+/// Puts a copy of a frame that came at `now_ns` into the ring of a capture.
+fn capture_received(
+    capture: &mut FrameSender,
+    frame: &Frame<'_>,
+    now_ns: u64,
+    counters: &LaneCounters,
+) {
+    let header = Captured { sent: false, time_ns: now_ns }.to_header();
+    if capture.send(&header, &[], &[frame.bytes]).is_err() {
+        counters.not_captured.add(1);
+    }
+    capture.flush();
 }
 
 /// What is left to do to a frame, as it lies in a ring.

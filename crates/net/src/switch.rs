@@ -9,6 +9,8 @@
 //! [learned](crate::learning), and those outside as well; what is for an address that nobody knows is flooded then, to
 //! such stations and to the uplink. A frame stays in its [VLAN](crate::vlan).
 
+mod claims;
+
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,9 +20,12 @@ use crate::addressing::{Station, StationKind};
 use crate::ipv6;
 use crate::learning::{AddressLimit, LearningTable};
 use crate::mtu::longest_packet;
+use crate::neighbours::{KnownAddresses, NeighbourQuestion};
 use crate::offload::{GSO_NONE, NEEDS_CSUM, Offload};
 use crate::port::{Cause, MAX_FRAME, MIN_FRAME};
 use crate::vlan::{FrameVlan, Rewrite, VlanMembership};
+
+use claims::{is_icmp, own_ipv4};
 
 /// Bytes at the beginning of a frame that decisions are made by, where its headers end there; whoever sends what a
 /// guest can change reads them once, and sends what was looked at.
@@ -30,13 +35,6 @@ const IPV4: u16 = 0x0800;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 const VLAN: [u16; 2] = [0x8100, 0x88a8];
-
-/// Neighbour discovery: router solicitation to redirect.
-const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
-const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-const REDIRECT: u8 = 137;
 
 /// Groups that a bridge keeps to itself (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
 const LINK_LOCAL_GROUPS: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
@@ -63,6 +61,7 @@ pub struct StationSwitch {
     members: Vec<Member>,
     /// Their addresses, in order.
     by_mac: Vec<(MacAddress, usize)>,
+    by_ip: KnownAddresses,
     mtu: usize,
     flood_limit: u64,
     /// Who receives what is for nobody in the rack, the first that works.
@@ -107,7 +106,8 @@ impl StationSwitch {
             let outside = AddressLimit { most: OUTSIDE_ADDRESSES, replaces: true };
             Mutex::new(LearningTable::new(stations.iter().map(of).chain([outside])))
         });
-        StationSwitch { members, by_mac, mtu: mtu.into(), flood_limit, uplinks, named, learned }
+        let (by_ip, mtu) = (KnownAddresses::of(stations), mtu.into());
+        StationSwitch { members, by_mac, by_ip, mtu, flood_limit, uplinks, named, learned }
     }
 
     /// Whether two stations have a VLAN in common, and may have a ring between them. Uplinks have, to know of each
@@ -247,6 +247,26 @@ impl StationSwitch {
             FrameTarget::Station(to) if self.rewrite(to, &vlan).is_none() => Err(Cause::Vlan),
             target => Ok((target, vlan)),
         }
+    }
+
+    /// The answer to a frame of `from` for many, as `from` takes it, which begins with `head` and is in `vlan`: where that asks who has an
+    /// address of another station in its VLAN. `None` for all else, which those that it is for are to hear.
+    pub fn answer(&self, from: usize, vlan: &FrameVlan, head: &[u8]) -> Option<Vec<u8>> {
+        // Outside is another network, which has to hear where stations are from themselves.
+        if self.members[from].is_uplink {
+            return None;
+        }
+        let question = NeighbourQuestion::read(head)?;
+        let owner = self.by_ip.owner(question.about()).filter(|owner| *owner != from)?;
+        let there = &self.members[owner];
+        // It has its addresses in one VLAN.
+        if there.vlans.untagged() != vlan.id() {
+            return None;
+        }
+        let answer = question.answer(there.mac);
+        let rewrite = self.rewrite(from, &FrameVlan::untagged(vlan.id()))?;
+        let (begin, length, rest) = rewrite.apply(&answer)?;
+        Some([&begin[..length], rest].concat())
     }
 
     /// Who receives a frame for an address that is no station's.
@@ -400,78 +420,6 @@ impl StationSwitch {
         };
         if honest { Ok(()) } else { Err(Cause::Spoofed) }
     }
-
-    /// Whether a function may use the IPv6 address at `at`: its own, none yet, or a link-local one. Which of
-    /// those it makes up is its own affair, if it is not the one that another station makes of its address.
-    fn is_own_ipv6(&self, from: usize, packet: &[u8], at: usize, own: Ipv6Addr) -> bool {
-        let Some(address) = ipv6_at(packet, at) else { return false };
-        if address == own || address.is_unspecified() {
-            return true;
-        }
-        address.is_unicast_link_local()
-            && self
-                .members
-                .iter()
-                .enumerate()
-                .all(|(nth, it)| nth == from || eui64(it.mac) != address)
-    }
-
-    /// Whether what a function says by neighbour discovery is about itself.
-    fn is_honest_icmp(&self, from: usize, packet: &[u8], own: Ipv6Addr) -> bool {
-        let at = match ipv6::upper(packet) {
-            Some(upper) if is_icmp(&upper) => upper.at,
-            Some(_) => return true,
-            None => return false,
-        };
-        let direct = at == ipv6::HEADER;
-        let Some(kind) = packet.get(at).copied() else { return false };
-        if !DISCOVERY.contains(&kind) {
-            return true;
-        }
-        // Nobody sends these behind other headers (RFC 6980); a function is no router.
-        if !direct || kind == ROUTER_ADVERTISEMENT || kind == REDIRECT {
-            return false;
-        }
-        let about = kind != NEIGHBOUR_ADVERTISEMENT || self.is_own_ipv6(from, packet, at + 8, own);
-        let options = if kind >= NEIGHBOUR_SOLICITATION { at + 24 } else { at + 8 };
-        about && options_are_of(packet.get(options..).unwrap_or_default(), self.members[from].mac)
-    }
-}
-
-/// Whether an ICMPv6 message is behind the headers of a packet, or the beginning of one.
-fn is_icmp(upper: &ipv6::Upper) -> bool {
-    upper.protocol == ipv6::ICMPV6 && upper.fragment.is_none_or(|offset| offset == 0)
-}
-
-/// Whether each link-layer address in the options of neighbour discovery is `mac`.
-fn options_are_of(mut options: &[u8], mac: MacAddress) -> bool {
-    while let [kind, units, ..] = *options {
-        let Some((option, rest)) = options.split_at_checked(8 * usize::from(units)) else {
-            return false;
-        };
-        if units == 0 || (matches!(kind, 1 | 2) && option.get(2..8) != Some(&mac.0)) {
-            return false;
-        }
-        options = rest;
-    }
-    true
-}
-
-fn own_ipv4(packet: &[u8], at: usize, own: Ipv4Addr) -> bool {
-    let found = packet.get(at..at + 4);
-    found == Some(&own.octets()) || found == Some(&[0; 4])
-}
-
-fn ipv6_at(packet: &[u8], at: usize) -> Option<Ipv6Addr> {
-    let bytes: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
-    Some(bytes.into())
-}
-
-/// The link-local address that a station makes of its Ethernet address (RFC 4291, appendix A).
-fn eui64(mac: MacAddress) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.0;
-    let half = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-    Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(half))
 }
 
 /// What of a frame's headers decides where it goes.

@@ -124,6 +124,11 @@ impl IncomingRings {
         Some(Frame { offload: offload_of(&frame.header), bytes: frame.bytes })
     }
 
+    /// Whether a frame was given out that is not consumed yet.
+    pub fn has_current(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// Whether the current frame was not given out before.
     pub fn is_new(&self) -> bool {
         !self.seen

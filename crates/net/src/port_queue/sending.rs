@@ -13,7 +13,7 @@ use crate::ethernet::TAG;
 use crate::offload::Offload;
 use crate::port::{Cause, MAX_FRAME, SendOutcome};
 use crate::switch::FrameTarget;
-use crate::vlan::Rewrite;
+use crate::vlan::{FrameVlan, Rewrite};
 
 impl PortQueue {
     /// Sends a frame of `head` and, behind it, `parts` without their first bytes, as many as `head` has: `head`
@@ -42,6 +42,7 @@ impl PortQueue {
                 },
                 None => self.drop_undecided(Cause::Down),
             },
+            Ok((FrameTarget::All, vlan)) if self.answered(&vlan, &frame) => SendOutcome::Done,
             Ok((FrameTarget::All, vlan)) => {
                 let switch = self.switch.clone();
                 let all = 0..switch.stations();
@@ -61,6 +62,17 @@ impl PortQueue {
             }
             Err(cause) => self.drop_undecided(cause),
         }
+    }
+
+    /// Whether a frame for many asked what is known here, and its sender has the answer.
+    fn answered(&mut self, vlan: &FrameVlan, frame: &Sending<'_>) -> bool {
+        let answer = self.switch.answer(self.id.station, vlan, frame.head);
+        if !answer.is_some_and(|answer| self.answers.put(&answer)) {
+            return false;
+        }
+        self.handle.counters().answered.add(1);
+        self.capture_sent(frame.head, frame.parts);
+        true
     }
 
     fn drop_undecided(&self, cause: Cause) -> SendOutcome {

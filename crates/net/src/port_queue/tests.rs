@@ -15,6 +15,7 @@ use super::*;
 use crate::addressing::Stations;
 use crate::port::Cause;
 
+mod answers;
 mod headers;
 mod receivers;
 mod uplinks;

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use rackbus_fabric::rack::Rack;
 
+use super::claims::eui64;
 use super::*;
 use crate::addressing::Stations;
 use crate::beginning::looked_at;

@@ -116,6 +116,7 @@ impl Shared {
                 .collect(),
             queues: port.queues.len(),
             groups: sum(|it| &it.groups),
+            answered: sum(|it| &it.answered),
             drops,
             not_captured: sum(|it| &it.not_captured),
             polling: (passed > 0).then(|| 1.0 - (asleep as f64 / passed as f64).min(1.0)),
