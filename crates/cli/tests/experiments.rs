@@ -60,6 +60,47 @@ fn an_experiment_is_told_to_programs_and_drawn_for_people() {
     assert!(text.contains("compression and decompression"), "{text}");
 }
 
+/// The least and the greatest figure of a row of the book's table: `0.29 to 4.78`, or one for both.
+fn range(text: &str) -> [f64; 2] {
+    let mut ends = text.split(" to ").map(|end| end.trim().parse::<f64>().unwrap());
+    let least = ends.next().unwrap();
+    [least, ends.next().unwrap_or(least)]
+}
+
+/// A figure of the book has two digits behind the point, or one from ten on.
+fn is_as_stated(found: f64, stated: f64) -> bool {
+    (found - stated).abs() <= if stated < 10.0 { 0.0051 } else { 0.051 }
+}
+
+#[test]
+fn the_book_says_what_each_experiment_finds_without_shaping_and_with_it() {
+    let book = include_str!("../../../docs/book/src/accelerators.md");
+    let table = book.split("| N | observation | without shaping | shaped |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    assert_eq!(rows.len(), 12);
+    for observation in 1..=10 {
+        let number = observation.to_string();
+        let rows: Vec<&Vec<&str>> = rows.iter().filter(|row| row[1] == number).collect();
+        let output = experiment(&[&number, "--json"]);
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        // In the engine and then on the bus, where it is run on both.
+        let told = told.as_array().unwrap();
+        assert_eq!(told.len(), rows.len(), "observation {number}");
+        for (row, found) in rows.iter().zip(told) {
+            for (way, stated) in [("off", row[3]), ("on", row[4])] {
+                let cases = found["cases"].as_array().unwrap().iter();
+                let figures: Vec<f64> = cases.map(|case| case[way].as_f64().unwrap()).collect();
+                let least = figures.iter().copied().fold(f64::MAX, f64::min);
+                let most = figures.iter().copied().fold(f64::MIN, f64::max);
+                let [stated_least, stated_most] = range(stated);
+                let fits = is_as_stated(least, stated_least) && is_as_stated(most, stated_most);
+                assert!(fits, "observation {number}, {way}: {least} to {most}, not {stated}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_experiment_that_there_is_not_and_a_folder_that_there_is_not_are_wrong_usage() {
     assert_eq!(experiment(&["11"]).status.code(), Some(2));
