@@ -3,14 +3,14 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::lab::{Lab, Server, eventually, may_make_interfaces, ping};
+use support::pcapng::{CaptureFile, CapturedFrame};
 use support::programs::has;
 use support::{PATIENCE, Rack};
 
@@ -93,54 +93,6 @@ fn streams_over_both_protocols_and_several_queues_arrive_whole() {
         }
         is_large
     });
-}
-
-/// What is sent is what comes, whoever computes checksums and cuts segments.
-#[test]
-fn each_combination_of_offloads_carries_the_same_bytes() {
-    let Some(lab) = Lab::up("offload", "") else { return };
-    if !has("ethtool") {
-        return;
-    }
-    let (alpha, beta) = (lab.namespace("alpha"), lab.namespace("beta"));
-    let data: Vec<u8> = (0..700_001u32).map(|it| ((it * 31) >> 4) as u8).collect();
-    for combination in 0..8 {
-        for (host, bits) in [("alpha", combination), ("beta", 7 - combination)] {
-            let state = |bit: u32| if bits >> bit & 1 == 0 { "off" } else { "on" };
-            let (tx, tso, gro) = (state(0), state(1), state(2));
-            let program =
-                ["ethtool", "-K", "rackbus0", "tx", tx, "tso", tso, "gso", tso, "gro", gro];
-            lab.on(host, &program);
-        }
-        for (near, far) in [("10.77.0.1", "10.77.0.2"), ("fd72:6163:6b62::1", "fd72:6163:6b62::2")]
-        {
-            let at = |address: &str| SocketAddr::new(address.parse().unwrap(), 0);
-            let listen = move || Ok((TcpListener::bind(at(far))?, UdpSocket::bind(at(far))?));
-            let (listener, datagrams) = rackbus_netdev::namespace::within(&beta, listen).unwrap();
-            let target = listener.local_addr().unwrap();
-            let connect = move || {
-                let stream = TcpStream::connect_timeout(&target, PATIENCE)?;
-                Ok((stream, UdpSocket::bind(at(near))?))
-            };
-            let (stream, sender) = rackbus_netdev::namespace::within(&alpha, connect).unwrap();
-            let (other, _) = listener.accept().unwrap();
-            for (mut from, mut to) in [(&stream, &other), (&other, &stream)] {
-                std::thread::scope(|scope| {
-                    scope.spawn(|| from.write_all(&data).unwrap());
-                    let mut came = vec![0; data.len()];
-                    to.read_exact(&mut came).unwrap();
-                    assert!(came == data, "{combination}: {near}");
-                });
-            }
-            datagrams.set_read_timeout(Some(PATIENCE)).unwrap();
-            for length in [0, 1, 1471, 1473, 9000, 65_000] {
-                sender.send_to(&data[..length], datagrams.local_addr().unwrap()).unwrap();
-                let mut came = vec![0; 1 << 16];
-                let count = datagrams.recv(&mut came).unwrap();
-                assert!(came[..count] == data[..length], "{combination}: {length} to {far}");
-            }
-        }
-    }
 }
 
 #[test]
@@ -270,8 +222,15 @@ fn interfaces_go_and_come_and_captures_show_what_crossed() {
     let told = capturing.wait_with_output().unwrap();
     let told: Value = serde_json::from_slice(&told.stdout).unwrap();
     assert_eq!((&told["frames"], &told["missed"]), (&40.into(), &0.into()));
-    let bytes = std::fs::read(&file).unwrap();
-    assert!(bytes.windows(12).any(|it| it == [2, 0x72, 0x62, 0, 0, 2, 2, 0x72, 0x62, 0, 0, 1]));
+    let captured = CaptureFile::read(&std::fs::read(&file).unwrap());
+    assert_eq!((&*captured.interface, captured.frames.len()), ("alpha", 40));
+    let between = [2, 0x72, 0x62, 0, 0, 2, 2, 0x72, 0x62, 0, 0, 1];
+    let asks = |it: &&CapturedFrame| it.sent && it.bytes.starts_with(&between);
+    let answers = |it: &&CapturedFrame| {
+        !it.sent && it.bytes[..6] == between[6..] && it.bytes[6..12] == between[..6]
+    };
+    let all = captured.frames.iter();
+    assert!(all.clone().filter(asks).count() > 5 && all.filter(answers).count() > 5);
     lab.rack.good(&["net", "down", "alpha"]);
     let status = lab.rack.json(&["net", "status", "alpha"]);
     assert_eq!(

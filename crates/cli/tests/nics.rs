@@ -4,12 +4,14 @@
 mod support;
 
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rackbus_control::api::{DeviceState, Lease};
 use rackbus_driver::net::{Net, NetOptions};
 use rackbus_spec::virtio::net::NetHeader;
 use serde_json::Value;
+use support::pcapng::CaptureFile;
 use support::{PATIENCE, Rack};
 
 const RACK: &str = "name = \"lab\"\n[control]\nlease_ttl = \"10 s\"\nreturn_grace = \"2 s\"\n\
@@ -164,4 +166,61 @@ fn next_frame(net: &mut Net) -> Vec<u8> {
         net.wait(0, Duration::from_millis(100));
     }
     found
+}
+
+/// Sends a frame once, of a length by its number, and takes what comes until it has come.
+fn pass(from: &mut Net, to: &mut Net, number: u8) {
+    let mut frame = [&to.info().mac[..], &from.info().mac, &[0x88, 0xb5]].concat();
+    frame.resize(600 + usize::from(number), number);
+    from.send(0, &NetHeader::default(), &frame).unwrap();
+    from.flush(0).unwrap();
+    while next_frame(to) != frame {}
+}
+
+/// A capture of a function's port, as another program reads it: what it sent and what it received, in order.
+#[test]
+fn a_capture_of_a_functions_port_has_its_frames_and_no_others() {
+    let rack = Rack::up(RACK);
+    let leases = ["vf1", "vf2"].map(|it| rack.borrow(&format!("alpha/nic0.{it}"), "beta"));
+    let [mut near, mut far] = leases.each_ref().map(open);
+    // Both ways are open, and nothing that was sent for that is on them any more.
+    reaches(&mut near, &mut far, 1);
+    reaches(&mut far, &mut near, 2);
+    pass(&mut near, &mut far, 3);
+    pass(&mut far, &mut near, 4);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("vf2.pcapng");
+    let path = file.display().to_string();
+    let options = ["net", "capture", "alpha/nic0.vf2", "-w", &path, "--frames", "6", "--json"];
+    let mut capture = rack.command(&options);
+    let mut capturing = capture.stdout(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while !std::fs::metadata(&file).is_ok_and(|it| it.len() > 0) {
+        assert!(begun.elapsed() < PATIENCE && capturing.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    for number in 11..=13 {
+        pass(&mut near, &mut far, number);
+        pass(&mut far, &mut near, number);
+    }
+    let told = capturing.wait_with_output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert_eq!((&told["frames"], &told["missed"]), (&6.into(), &0.into()));
+    let captured = CaptureFile::read(&std::fs::read(&file).unwrap());
+    assert_eq!(captured.interface, "alpha/nic0.vf2");
+    let found: Vec<(bool, usize, u8)> =
+        captured.frames.iter().map(|it| (it.sent, it.bytes.len(), it.bytes[100])).collect();
+    let expected =
+        (11..=13).flat_map(|n| [false, true].map(|sent| (sent, 600 + usize::from(n), n)));
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    let mut last = u64::try_from(before.as_nanos()).unwrap();
+    for frame in captured.frames {
+        assert!(
+            frame.time_ns >= last && frame.time_ns < last + 60_000_000_000,
+            "{}",
+            frame.time_ns
+        );
+        last = frame.time_ns;
+    }
 }

@@ -8,6 +8,7 @@
 pub mod lab;
 pub mod load;
 pub mod machines;
+pub mod pcapng;
 pub mod programs;
 pub mod relay;
 pub mod segments;
