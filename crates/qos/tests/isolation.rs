@@ -209,6 +209,53 @@ fn every_minimum_is_met_within_one_percent_over_any_second() {
     });
 }
 
+/// Minima that were sold, and how many others there are without any: two, eight and 64 tenants.
+fn minima_and_others() -> [(Vec<&'static str>, usize); 3] {
+    let several = [
+        "aes256ctr 8 Gbit/s message 64KiB",
+        "sha3-512 200 Mbit/s",
+        "deflate 500 op/s message 64KiB",
+        "sha3-512 20 Mbit/s message 1KiB",
+    ];
+    [
+        (vec!["aes256ctr 30 Gbit/s message 64KiB"], 1),
+        (several.to_vec(), 4),
+        (vec!["sha3-512 20 Mbit/s message 4KiB"; 32], 32),
+    ]
+}
+
+/// With large messages, of which there are not too many in five seconds.
+#[test]
+fn minima_are_met_for_seconds_with_two_eight_and_64_tenants_on_one_engine_and_two() {
+    const LENGTH: u64 = 5 * SECOND + SECOND / 10;
+    let several = Simulation { usual: 2, ..SIMULATION };
+    several.run(|seed, _| {
+        let all = minima_and_others().into_iter();
+        for ((texts, others), engines) in all.flat_map(|mix| [(mix.clone(), 1), (mix, 2)]) {
+            let (levels, mut shares, mut loads) = sold(&texts, engines, 0);
+            shares.resize(texts.len() + others, TenantShare::default());
+            loads.extend((0..others).map(|other| match other % 2 {
+                0 => of_content(Load { queues: 8, ..load(65_536, DEFLATE) }, 1.9),
+                _ => load(1 << 20, SHA3),
+            }));
+            let context = format!("{texts:?} beside {others} on {engines} engines");
+            let mut arbiter = shaped(&shares, engines);
+            let reports = run(&mut arbiter, engines, &loads, LENGTH, seed);
+            for ((level, report), id) in levels.iter().zip(&reports).zip(0..) {
+                let got = units(level, report, 0) as f64 / level.min.per_second as f64;
+                let kept = arbiter.kept(TenantId(id), LENGTH).unwrap();
+                if got < 0.99 || kept.violations > 0 || kept.windows != 5 {
+                    return Err(format!("{context}: {got:.4} of {level}, {kept:?}"));
+                }
+            }
+            if let Some(starved) = reports.iter().position(|r| r.total().engine_ns == 0) {
+                return Err(format!("{context}: tenant {starved} got nothing"));
+            }
+        }
+        Ok(())
+    });
+}
+
 /// Descriptors that are refused take next to no time, and are sent by many queues as fast as they are answered.
 #[test]
 fn a_flood_of_refused_descriptors_takes_nothing_of_anybodys_share() {
