@@ -125,7 +125,7 @@ fn each_combination_of_offloads_carries_the_same_bytes() {
         not_tested("this kernel's TAP devices leave no segmentation of UDP to others");
         return;
     }
-    let data: Vec<u8> = (0..STREAM).map(|it| (it * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..STREAM).map(|it| ((it * 7) >> 3) as u8).collect();
     let address = |text: &str| -> IpAddr { text.parse().unwrap() };
     let [ipv4, ipv6] = [("10.77.0.1", "10.77.0.2"), ("fd72:6163:6b62::1", "fd72:6163:6b62::2")]
         .map(|(near, far)| (address(near), address(far)));
