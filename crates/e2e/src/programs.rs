@@ -1,6 +1,7 @@
 //! Programs of this build, for guests: a disk with them, and with the libraries and the loader that they were
 //! linked with, so that it does not matter which distribution either side is.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,10 +21,45 @@ pub fn unpack(drive: &str) -> String {
 /// # Errors
 /// When one was not, or this machine lacks a tool (`ldd`, `strip`, `tar`).
 pub fn disk(rack: &RackProcesses, names: &[&str]) -> Result<PathBuf> {
+    disk_with(rack, names, &[])
+}
+
+/// The same with others beside, by their files.
+///
+/// # Errors
+/// As [`disk`].
+pub fn disk_with(rack: &RackProcesses, names: &[&str], others: &[PathBuf]) -> Result<PathBuf> {
     let (folder, disk) = (rack.run_dir().join("programs"), rack.run_dir().join("programs.img"));
-    collect(&folder, names)?;
+    let own = names.iter().map(|name| beside(name)).collect::<Result<Vec<_>>>()?;
+    programs::collect(&folder, &[&own[..], others].concat())?;
     run(Command::new("tar").arg("-cf").arg(&disk).arg("-C").arg(&folder).arg("."))?;
     Ok(disk)
+}
+
+/// Compiles a C program of one source file into `folder`, with these arguments behind the source.
+///
+/// # Errors
+/// When it does not compile: with what the compiler says.
+pub fn compile(source: &Path, folder: &Path, arguments: &[OsString]) -> Result<PathBuf> {
+    let program = folder.join(source.file_stem().unwrap_or_default());
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(source);
+    run(compiler.args(arguments))?;
+    Ok(program)
+}
+
+/// The example of a C program that drives an accelerator, with the library in it, in a folder of the rack's.
+///
+/// # Errors
+/// As [`compile`], and when the library was not built.
+pub fn accelerator_example(rack: &RackProcesses) -> Result<PathBuf> {
+    let own = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../accel-c"));
+    let library = beside("librackbus_accel.a")?;
+    // What Rust's own library needs.
+    let system = ["-lpthread", "-ldl", "-lm", "-lgcc_s"].map(OsString::from);
+    let arguments = ["-I".into(), own.join("include").into(), library.into()];
+    let arguments = [&arguments[..], &system].concat();
+    compile(&own.join("examples/seal.c"), rack.run_dir(), &arguments)
 }
 
 /// A folder with these programs, which were built together with this one: `run NAME` runs one.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::rack::beside;
-use crate::{CheckFailure, RackProcesses, Result, ensure};
+use crate::{CheckFailure, RackProcesses, Result, ensure, programs};
 
 /// What installs library, headers and tools.
 const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/install-sisci");
@@ -39,20 +39,10 @@ pub fn install_in(dir: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When it does not compile: with what the compiler says.
 pub fn build(folder: &Path, source: &Path) -> Result<PathBuf> {
-    let program = folder.join("bin").join(source.file_stem().unwrap_or_default());
-    let made = Command::new("cc")
-        .args(["-O2", "-Wall", "-Wextra", "-o"])
-        .arg(&program)
-        .arg(source)
-        .arg("-I")
-        .arg(folder.join("include"))
-        .arg("-L")
-        .arg(folder.join("lib"))
-        .args(["-lsisci", "-Wl,-rpath,$ORIGIN/../lib"])
-        .output()?;
-    let said = String::from_utf8_lossy(&made.stderr);
-    ensure!(made.status.success(), "{}: {said}", source.display());
-    Ok(program)
+    let library = ["-lsisci".into(), "-Wl,-rpath,$ORIGIN/../lib".into()];
+    let (include, libraries) = (folder.join("include"), folder.join("lib"));
+    let places = ["-I".into(), include.into(), "-L".into(), libraries.into()];
+    programs::compile(source, &folder.join("bin"), &[&places[..], &library].concat())
 }
 
 /// A host's node id.

@@ -1,4 +1,4 @@
-//! Accelerators in stock guests: `rackbus accel run` there, without a kernel module of ours.
+//! Accelerators in stock guests: `rackbus accel run` and a C program there, without a kernel module of ours.
 
 use rackbus_e2e::{Guest, RackProcesses, Result, ensure, programs};
 
@@ -14,7 +14,8 @@ const PRELUDE: &str = "
     cd /tmp
     address=$(basename $(dirname $(grep -l 0x7261 /sys/bus/pci/devices/*/device)))
     function=/sys/bus/pci/devices/$address
-    accel() { /tmp/programs/run rackbus accel run \"$@\"; }
+    program() { /tmp/programs/run \"$@\"; }
+    accel() { program rackbus accel run \"$@\"; }
     bind() {
         [ ! -e $function/driver ] || echo $address >$function/driver/unbind
         echo $1 >$function/driver_override
@@ -29,6 +30,8 @@ const PRELUDE: &str = "
             accel sha256 <in >digest
             [ \"$(cat digest)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
         done
+        head -c 200000 /dev/urandom >in
+        program seal pci <in | grep '^4 blocks, 200000 bytes'
         echo \"$1: right\"
     }
     head -c 32 /dev/urandom >key
@@ -42,7 +45,8 @@ fn start(
     function: &str,
     more: &[&str],
 ) -> Result<Guest> {
-    let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus"])?);
+    let example = programs::accelerator_example(rack)?;
+    let disk = programs::qemu_arguments(&programs::disk_with(rack, &["rackbus"], &[example])?);
     let mut arguments = vec!["--"];
     arguments.extend(disk.iter().map(String::as_str));
     arguments.extend(more);
@@ -94,7 +98,7 @@ fn with_iommu_in(world: &mut RackWithGuests, release: &str) -> Result<()> {
     run(
         &mut guest,
         "chown 65534 /dev/vfio/$(basename $(readlink $function/iommu_group))
-         accel() { setpriv --reuid 65534 --clear-groups /tmp/programs/run rackbus accel run \"$@\"; }
+         program() { setpriv --reuid 65534 --clear-groups /tmp/programs/run \"$@\"; }
          tried 'vfio-pci, not root'",
     )?;
     guest.stop(&world.rack)
