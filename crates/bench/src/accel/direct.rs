@@ -4,8 +4,12 @@ use std::time::{Duration, Instant};
 
 use aes::Aes256;
 use aes::cipher::{KeyIvInit, StreamCipher};
-use rackbus_devices::accel::profile::{Content, sample};
+use rackbus_devices::accel::profile::{Content, PATTERNS, sample};
 use rackbus_spec::accel::Operation;
+use regex_automata::hybrid::dfa::DFA;
+use regex_automata::nfa::thompson;
+use regex_automata::util::syntax;
+use regex_automata::{Input, MatchKind};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sha2::Digest;
 
@@ -35,6 +39,58 @@ fn digest<D: AsRef<[u8]> + 'static>(of: fn(&[u8]) -> D) -> Call {
     })
 }
 
+/// AES-GCM in place, of a copy of the message.
+fn gcm(call: fn(&LessSafeKey, Nonce, &mut Vec<u8>)) -> Option<Call> {
+    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &KEY).ok()?);
+    Some(Box::new(move |input, out| {
+        out.clear();
+        out.extend_from_slice(input);
+        call(&key, Nonce::assume_unique_for_key([0; 12]), out);
+    }))
+}
+
+fn seal(key: &LessSafeKey, nonce: Nonce, text: &mut Vec<u8>) {
+    let tag = key.seal_in_place_separate_tag(nonce, Aad::empty(), text);
+    text.extend(tag.iter().flat_map(|tag| tag.as_ref()));
+}
+
+fn open(key: &LessSafeKey, nonce: Nonce, sealed: &mut Vec<u8>) {
+    let opened = key.open_in_place(nonce, Aad::empty(), sealed);
+    let length = opened.map_or(0, |text| text.len());
+    sealed.truncate(length);
+}
+
+/// All places where one of the patterns, one a line, matches: the number of the pattern and the place behind the match, 8 bytes
+/// each. By the library's automaton, byte after byte: its search for matches one after the other takes longer.
+fn scan(patterns: &[u8]) -> Option<Call> {
+    let patterns: Vec<&str> = std::str::from_utf8(patterns).ok()?.lines().collect();
+    let all = DFA::config().match_kind(MatchKind::All);
+    let syntax = syntax::Config::new().utf8(false);
+    let mut builder = DFA::builder();
+    builder.configure(all).syntax(syntax).thompson(thompson::Config::new().utf8(false));
+    let dfa = builder.build_many(&patterns).ok()?;
+    let mut cache = dfa.create_cache();
+    Some(Box::new(move |input, out| {
+        out.clear();
+        let Ok(mut state) = dfa.start_state_forward(&mut cache, &Input::new("")) else { return };
+        for at in 0..=input.len() {
+            // A match is seen with the byte behind it, or the end.
+            let next = match input.get(at) {
+                Some(byte) => dfa.next_state(&mut cache, state, *byte),
+                None => dfa.next_eoi_state(&mut cache, state),
+            };
+            let Ok(next) = next else { return };
+            state = next;
+            let matches = if state.is_match() { dfa.match_len(&cache, state) } else { 0 };
+            for nth in 0..matches {
+                let pattern = dfa.match_pattern(&cache, state, nth);
+                out.extend((pattern.as_usize() as u64).to_le_bytes());
+                out.extend((at as u64).to_le_bytes());
+            }
+        }
+    }))
+}
+
 impl Direct {
     /// The library's `operation`, with room for so many bytes in each of so many outputs.
     ///
@@ -52,17 +108,9 @@ impl Direct {
                 let mut cipher = ctr::Ctr128BE::<Aes256>::new(&KEY.into(), &[0; 16].into());
                 let _ = cipher.try_apply_keystream_b2b(input, out);
             }),
-            Operation::Aes256GcmSeal => {
-                let key = UnboundKey::new(&AES_256_GCM, &KEY).map_err(|_| no("AES-GCM"))?;
-                let key = LessSafeKey::new(key);
-                Box::new(move |input, out| {
-                    out.clear();
-                    out.extend_from_slice(input);
-                    let nonce = Nonce::assume_unique_for_key([0; 12]);
-                    let tag = key.seal_in_place_separate_tag(nonce, Aad::empty(), out);
-                    out.extend(tag.iter().flat_map(|tag| tag.as_ref()));
-                })
-            }
+            Operation::Aes256GcmSeal => gcm(seal).ok_or_else(|| no("AES-GCM"))?,
+            Operation::Aes256GcmOpen => gcm(open).ok_or_else(|| no("AES-GCM"))?,
+            Operation::RegexScan => scan(PATTERNS).ok_or_else(|| no("regular expressions"))?,
             Operation::Sha256 => digest(|input| sha2::Sha256::digest(input)),
             Operation::Sha3_512 => digest(|input| sha3::Sha3_512::digest(input)),
             Operation::Blake3 => digest(|input| *blake3::hash(input).as_bytes()),
@@ -130,6 +178,28 @@ impl Direct {
             if elapsed >= time {
                 return done as f64 / elapsed.as_secs_f64();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_devices::accel::profile::{Content, sample};
+
+    use super::*;
+    use crate::accel::queue::LoadedQueuePair;
+
+    /// What is compared does the same: the library's output is as long as the queue pair's.
+    #[test]
+    fn libraries_put_out_as_much_as_queue_pairs() {
+        for operation in [Operation::RegexScan, Operation::Aes256GcmOpen, Operation::Sha3_512] {
+            let message = sample(operation, 8192, Content::Text);
+            let mut direct = Direct::new(operation, 2 * message.len(), 1).unwrap();
+            let (call, out) = (&mut direct.call, &mut direct.outputs[0]);
+            call(&message, out);
+            assert!(!out.is_empty(), "{operation:?}");
+            let mut queue = LoadedQueuePair::new(&[operation], &message, 1 << 20, 1).unwrap();
+            assert_eq!(queue.output_once().unwrap(), *out, "{operation:?}");
         }
     }
 }

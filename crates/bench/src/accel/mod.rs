@@ -40,7 +40,7 @@ pub struct Settings {
 }
 
 /// What is measured at 64 KiB: each engine that takes any message.
-const ENGINES: [Operation; 10] = [
+const ENGINES: [Operation; 11] = [
     Operation::Copy,
     Operation::Aes256Ctr,
     Operation::Aes256GcmSeal,
@@ -51,10 +51,15 @@ const ENGINES: [Operation; 10] = [
     Operation::ZstdCompress,
     Operation::Lz4Compress,
     Operation::Crc32c,
+    Operation::RegexScan,
 ];
-/// Decompression, of what the engine before it made of 64 KiB.
-const REVERSED: [Operation; 3] =
-    [Operation::Inflate, Operation::ZstdDecompress, Operation::Lz4Decompress];
+/// What reverses another one, of what that made of 64 KiB.
+const REVERSED: [Operation; 4] = [
+    Operation::Aes256GcmOpen,
+    Operation::Inflate,
+    Operation::ZstdDecompress,
+    Operation::Lz4Decompress,
+];
 /// The operations of the chain, and of the three calls that it is compared with.
 const CHAIN: [Operation; 3] = [Operation::Lz4Compress, Operation::Aes256Ctr, Operation::Blake3];
 
@@ -118,7 +123,8 @@ impl Bench<'_> {
                 continue;
             }
             let message = direct::message(operation, LARGE);
-            let room = 2 * LARGE;
+            // A scan puts out more than it reads where much of that matches.
+            let room = if operation == Operation::RegexScan { 8 * LARGE } else { 2 * LARGE };
             let mut queue = LoadedQueuePair::new(&[operation], &message, room, DEPTH)?;
             let mut direct = Direct::new(operation, room, DEPTH.into())?;
             let messages = vec![message.clone(); DEPTH.into()];
@@ -234,29 +240,35 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A pipeline in one descriptor, and the same in three that wait for each other.
+    /// A pipeline in one descriptor, and the same in three that wait for each other: of many messages at a time, and of one,
+    /// where the program has nothing else to do until each of the three has ended.
     fn chains(&mut self) -> Result<(), BenchError> {
-        let case = "lz4+aes256ctr+blake3 4 KiB";
-        if !self.wanted(case) {
-            return Ok(());
-        }
         let time = self.settings.time;
-        let message = direct::message(CHAIN[0], PAGE);
-        let mut chained = LoadedQueuePair::new(&CHAIN, &message, PAGE, DEPTH)?;
-        let mut calls = LoadedQueuePair::calls(&CHAIN, &message, 2 * PAGE, DEPTH)?;
-        pin(CLIENT_CPU);
-        let compared = self.pairs(
-            case,
-            "three operations, one after the other",
-            "kop/s",
-            || Ok(chained.rate(time)? / 1e3),
-            || Ok(calls.rate(time)? / 1e3),
-        );
-        unpin();
-        compared
+        for (case, depth) in [
+            ("lz4+aes256ctr+blake3 4 KiB", DEPTH),
+            ("lz4+aes256ctr+blake3 4 KiB, one at a time", 1),
+        ] {
+            if !self.wanted(case) {
+                continue;
+            }
+            let message = direct::message(CHAIN[0], PAGE);
+            let mut chained = LoadedQueuePair::new(&CHAIN, &message, PAGE, depth)?;
+            let mut calls = LoadedQueuePair::calls(&CHAIN, &message, 2 * PAGE, depth)?;
+            pin(CLIENT_CPU);
+            let compared = self.pairs(
+                case,
+                "three operations, one after the other",
+                "kop/s",
+                || Ok(chained.rate(time)? / 1e3),
+                || Ok(calls.rate(time)? / 1e3),
+            );
+            unpin();
+            compared?;
+        }
+        Ok(())
     }
 
-    /// Data of a drive, with several reads in flight and with one.
+    /// Data of a drive: with several reads in flight against one, and against a program that reads and calls the library.
     fn inline(&mut self) -> Result<(), BenchError> {
         let case = "crc32c of a drive, 64 KiB at a time";
         if !self.wanted(case) {
@@ -265,7 +277,10 @@ impl Bench<'_> {
         let time = self.settings.time;
         let mut ahead = inline::InlineSource::new(true)?;
         let mut single = inline::InlineSource::new(false)?;
-        self.pairs(case, "one read in flight", "GB/s", || ahead.rate(time), || single.rate(time))
+        self.pairs(case, "one read in flight", "GB/s", || ahead.rate(time), || single.rate(time))?;
+        let mut library = inline::LibraryReader::new()?;
+        let peer = "reads of the drive, and the library called by the program";
+        self.pairs(case, peer, "GB/s", || ahead.rate(time), || library.rate(time))
     }
 
     /// Tenants beside each other on one engine.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rackbus_devices::accel::profile::PATTERNS;
 use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
 use rackbus_driver::InThreadFunction;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
@@ -111,8 +112,13 @@ impl LoadedQueuePair {
     /// The operations with the contexts that they take.
     fn stages(&mut self, operations: &[Operation]) -> Result<Vec<(Operation, u16)>, BenchError> {
         let mut stage = |operation: &Operation| {
-            let key = matches!(operation, Operation::Aes256Ctr | Operation::Aes256GcmSeal);
-            let context = if key { self.accel.create_context(*operation, &KEY) } else { Ok(0) };
+            let context = match operation {
+                Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
+                    self.accel.create_context(*operation, &KEY)
+                }
+                Operation::RegexScan => self.accel.create_context(*operation, PATTERNS),
+                _ => Ok(0),
+            };
             context.map(|context| (*operation, context)).map_err(failed)
         };
         operations.iter().map(&mut stage).collect()
@@ -144,6 +150,21 @@ impl LoadedQueuePair {
             0 => Ok(completion.output as usize),
             status => Err(BenchError::Peer(format!("an operation ended with status {status}"))),
         }
+    }
+
+    /// What comes out of the first descriptor of the first place.
+    ///
+    /// # Errors
+    /// When the operation fails.
+    #[cfg(test)]
+    pub fn output_once(&mut self) -> Result<Vec<u8>, BenchError> {
+        let descriptor = self.places[0][0];
+        let mut out = vec![0; self.once(&descriptor)?];
+        let at = (descriptor.output - self.accel.address(0)) as usize;
+        if let Some(from) = self.accel.data(at, out.len()) {
+            from.copy_to(&mut out);
+        }
+        Ok(out)
     }
 
     /// Whole rounds each second, with all places under way.

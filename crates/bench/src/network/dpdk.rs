@@ -3,11 +3,13 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::traffic::PacketResult;
 use crate::BenchError;
+use crate::machine::processor_time;
 
 const PROGRAM: &str = "dpdk-testpmd";
 /// How long both take to start and to find each other.
@@ -48,17 +50,38 @@ impl DpdkLink {
     }
 }
 
-/// Millions of packets of so many bytes a second that come out, over some seconds.
+/// Bytes of the data of DPDK's buffers: longer packets are in several.
+const BUFFER: usize = 2048;
+
+/// Packets in several buffers are sent (`RTE_ETH_TX_OFFLOAD_MULTI_SEGS`).
+const SEVERAL_BUFFERS: &str = "--tx-offloads=0x8000";
+
+/// The lengths of the parts of a packet, as `testpmd` takes them.
+fn parts(bytes: usize) -> String {
+    let whole = std::iter::repeat_n(BUFFER, bytes / BUFFER);
+    let rest = Some(bytes % BUFFER).filter(|rest| *rest > 0);
+    whole.chain(rest).map(|part| part.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// Packets of so many bytes that come out, over some seconds.
 ///
 /// # Errors
 /// When either does not run, or nothing comes out.
-pub fn packets(dir: &Path, way: DpdkLink, bytes: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn packets(
+    dir: &Path,
+    way: DpdkLink,
+    bytes: usize,
+    time: Duration,
+) -> Result<PacketResult, BenchError> {
     // DPDK does not find the directory of a relative path.
     let socket = std::path::absolute(dir.join("dpdk.sock"));
     let socket = socket.map_err(BenchError::io("finding the work directory"))?;
     let _ = std::fs::remove_file(&socket);
     let devices = way.devices(&socket);
-    let sends = ["--forward-mode=txonly".to_owned(), format!("--txpkts={bytes}")];
+    let mut sends = vec!["--forward-mode=txonly".to_owned(), format!("--txpkts={}", parts(bytes))];
+    if bytes > BUFFER {
+        sends.push(SEVERAL_BUFFERS.to_owned());
+    }
     let receives = ["--forward-mode=rxonly".to_owned()];
     let modes = match way {
         DpdkLink::ToDriver => [&sends[..], &receives[..]],
@@ -67,7 +90,11 @@ pub fn packets(dir: &Path, way: DpdkLink, bytes: usize, time: Duration) -> Resul
     let first = start("first", &devices[0], "--main-lcore=0", modes[0])?;
     std::thread::sleep(START);
     let second = start("second", &devices[1], "--main-lcore=1", modes[1])?;
-    std::thread::sleep(START + time.max(Duration::from_secs(3)));
+    std::thread::sleep(START);
+    let (before, begun) = (first.processor_time() + second.processor_time(), Instant::now());
+    std::thread::sleep(time.max(Duration::from_secs(3)));
+    let worked = (first.processor_time() + second.processor_time()).saturating_sub(before);
+    let took = begun.elapsed();
     let (sender, receiver) = match way {
         DpdkLink::ToDriver => (first, second),
         DpdkLink::Memif | DpdkLink::FromDriver => (second, first),
@@ -82,7 +109,10 @@ pub fn packets(dir: &Path, way: DpdkLink, bytes: usize, time: Duration) -> Resul
     let rates: Vec<f64> = rates.skip(1).collect();
     match rates.is_empty() {
         true => Err(BenchError::Peer(format!("no packets came through DPDK's {way:?}"))),
-        false => Ok(crate::report::median(&rates) / 1e6),
+        false => {
+            let packets = crate::report::median(&rates) * took.as_secs_f64();
+            Ok(PacketResult::of(packets as u64, bytes, took, worked))
+        }
     }
 }
 
@@ -104,6 +134,11 @@ fn start(role: &str, device: &str, core: &str, mode: &[String]) -> Result<Runnin
 }
 
 impl Running {
+    /// Processor time of its threads so far.
+    fn processor_time(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |child| processor_time(child.id()))
+    }
+
     /// Ends it; what it printed.
     fn end(mut self) -> Result<String, BenchError> {
         let child = self.0.take().expect("it was started");

@@ -16,7 +16,7 @@ use dpdk::DpdkLink;
 use ends::{NetworkRack, Veth};
 pub use forwarder::Forwarder;
 use outside::Outside;
-pub use traffic::{StreamResult, TrafficEnds};
+pub use traffic::{PacketResult, StreamResult, TrafficEnds};
 use virtio::Driven;
 
 use crate::machine::{Regime, wait_quiet};
@@ -79,12 +79,12 @@ impl Bench<'_> {
         self.report.compare(case, ours, peer, |ours, peer| ours / peer)
     }
 
-    /// What flows, and the processor time that it takes.
-    fn flows(
+    /// Two figures, the first in `unit` and the second the processor time for each gigabyte.
+    fn with_cost(
         &mut self,
-        (case, peer_name): (&str, &str),
-        ours: impl Fn() -> Result<StreamResult, BenchError>,
-        peer: impl Fn() -> Result<StreamResult, BenchError>,
+        (case, peer_name, unit): (&str, &str, &'static str),
+        ours: impl FnMut() -> Result<[f64; 2], BenchError>,
+        peer: impl FnMut() -> Result<[f64; 2], BenchError>,
     ) -> Result<(), BenchError> {
         let named = [
             format!("{case}, against {peer_name}"),
@@ -100,14 +100,32 @@ impl Bench<'_> {
             unit,
             runs: self.settings.runs,
         };
-        let cases = [case(0, "Gbit/s"), case(1, "s/GB")];
+        let cases = [case(0, unit), case(1, "s/GB")];
+        self.report.compare_all(cases, ours, peer, |ours, peer| ours / peer)
+    }
+
+    /// What flows, and the processor time that it takes.
+    fn flows(
+        &mut self,
+        (case, peer_name): (&str, &str),
+        mut ours: impl FnMut() -> Result<StreamResult, BenchError>,
+        mut peer: impl FnMut() -> Result<StreamResult, BenchError>,
+    ) -> Result<(), BenchError> {
         let figures = |flow: StreamResult| [flow.rate, flow.cost];
-        self.report.compare_all(
-            cases,
-            || ours().map(figures),
-            || peer().map(figures),
-            |ours, peer| ours / peer,
-        )
+        let what = (case, peer_name, "Gbit/s");
+        self.with_cost(what, || ours().map(figures), || peer().map(figures))
+    }
+
+    /// How many packets come out, and the processor time that it takes.
+    fn packets(
+        &mut self,
+        (case, peer_name): (&str, &str),
+        mut ours: impl FnMut() -> Result<PacketResult, BenchError>,
+        mut peer: impl FnMut() -> Result<PacketResult, BenchError>,
+    ) -> Result<(), BenchError> {
+        let figures = |found: PacketResult| [found.rate, found.cost];
+        let what = (case, peer_name, "M/s");
+        self.with_cost(what, || ours().map(figures), || peer().map(figures))
     }
 
     /// Streams and round trips of sockets.
@@ -147,23 +165,39 @@ impl Bench<'_> {
                 true => ours.pair.datagrams(65_000, time),
                 false => ours.pair.streams(1, time),
             };
-            self.pairs((case, COPIES, "Gbit/s"), || Ok(flow()?.rate), || ring::copies(time))?;
+            self.flows((case, COPIES), flow, || ring::copies(time))?;
         }
         Ok(())
     }
 
-    /// A third machine, from a host that has borrowed a virtual function and from its owner (Marlin 2014, 5.4).
+    /// A third machine, from a host that has borrowed a virtual function and from its owner (Marlin 2014, 5.4): with the
+    /// front at the lender, where both are in one node and only the lease is another host's, and with the front at the
+    /// borrower, from which frames go to the lender's node.
     fn outside(&mut self) -> Result<(), BenchError> {
-        const CASES: [&str; 2] = ["outside, 64 B there and back", "outside, 1500 B frames"];
+        const CASES: [[&str; 2]; 2] = [
+            [
+                "outside, front at the lender, 64 B there and back",
+                "outside, front at the lender, 1500 B frames",
+            ],
+            [
+                "outside, front at the borrower, 64 B there and back",
+                "outside, front at the borrower, 1500 B frames",
+            ],
+        ];
         const PEER: &str = "the function's owner";
-        if !self.wants(&CASES.map(|case| format!("{case}, against {PEER}"))) {
+        let named = |case: &&str| format!("{case}, against {PEER}");
+        if !self.wants(&CASES.as_flattened().iter().map(named).collect::<Vec<_>>()) {
             return Ok(());
         }
         let Some(mut all) = Outside::start(&self.settings.dir)? else { return Ok(()) };
-        let (time, Outside { owner, borrower, .. }) = (self.settings.time, &mut all);
-        let trips = (CASES[0], PEER, "us");
-        self.pairs(trips, || borrower.round_trips(time), || owner.round_trips(time))?;
-        self.pairs((CASES[1], PEER, "Gbit/s"), || borrower.rate(time), || owner.rate(time))
+        let (time, Outside { owner, borrower, apart, .. }) = (self.settings.time, &mut all);
+        for (cases, ours) in CASES.iter().zip([borrower, apart]) {
+            let trips = (cases[0], PEER, "us");
+            self.pairs(trips, || ours.round_trips(time), || owner.round_trips(time))?;
+            let rate = (cases[1], PEER, "Gbit/s");
+            self.pairs(rate, || ours.rate(time), || owner.rate(time))?;
+        }
+        Ok(())
     }
 
     /// The rings by themselves.
@@ -171,30 +205,29 @@ impl Bench<'_> {
         let time = self.settings.time;
         let sizes = [("ring, 64 B", 64), ("ring, 1500 B", 1500), ("ring, 64 KiB", 65_535)];
         for (case, bytes) in sizes {
-            let what = (case, "a raw ring of slots", "M/s");
-            self.pairs(what, || ring::frames(bytes, 0, time), || ring::raw(bytes, time))?;
+            let what = (case, "a raw ring of slots");
+            self.packets(what, || ring::frames(bytes, 0, time), || ring::raw(bytes, time))?;
         }
         for (case, bytes) in sizes {
-            let what = (case, "an aligned source", "M/s");
-            self.pairs(what, || ring::frames(bytes, 2, time), || ring::frames(bytes, 0, time))?;
+            let what = (case, "an aligned source");
+            self.packets(what, || ring::frames(bytes, 2, time), || ring::frames(bytes, 0, time))?;
         }
         if !dpdk::is_there() {
             self.report.left_out("DPDK", "dpdk-testpmd does not run here; see scripts/setup bench");
             return Ok(());
         }
         let dir = self.settings.dir.clone();
-        for (case, bytes) in &sizes[..2] {
-            let what = (*case, "DPDK memif", "M/s");
-            let peer = || dpdk::packets(&dir, DpdkLink::Memif, *bytes, time);
-            self.pairs(what, || ring::frames(*bytes, 0, time), peer)?;
+        for (case, bytes) in sizes {
+            let peer = || dpdk::packets(&dir, DpdkLink::Memif, bytes, time);
+            self.packets((case, "DPDK memif"), || ring::frames(bytes, 0, time), peer)?;
         }
         for (case, bytes) in [("virtio, 64 B", 64), ("virtio, 1500 B", 1500)] {
             let named = [format!("{case} from the driver"), format!("{case} to the driver")];
-            let what = |nth: usize| (&*named[nth], "DPDK vhost-user", "M/s");
+            let what = |nth: usize| (&*named[nth], "DPDK vhost-user");
             let ours = || Driven::start(&dir, None)?.sends(bytes, time);
-            self.pairs(what(0), ours, || dpdk::packets(&dir, DpdkLink::FromDriver, bytes, time))?;
+            self.packets(what(0), ours, || dpdk::packets(&dir, DpdkLink::FromDriver, bytes, time))?;
             let ours = || Driven::start(&dir, Some(bytes))?.receives(time);
-            self.pairs(what(1), ours, || dpdk::packets(&dir, DpdkLink::ToDriver, bytes, time))?;
+            self.packets(what(1), ours, || dpdk::packets(&dir, DpdkLink::ToDriver, bytes, time))?;
         }
         Ok(())
     }
@@ -246,19 +279,19 @@ mod tests {
     #[test]
     fn rings_pass_frames_of_all_sizes() {
         for bytes in [64, 1500, 65_535] {
-            measures(|time| ring::frames(bytes, 0, time).unwrap());
-            measures(|time| ring::raw(bytes, time).unwrap());
+            measures(|time| ring::frames(bytes, 0, time).map(|it| it.rate.min(it.cost)).unwrap());
+            measures(|time| ring::raw(bytes, time).map(|it| it.rate.min(it.cost)).unwrap());
         }
-        measures(|time| ring::copies(time).unwrap());
+        measures(|time| ring::copies(time).map(|it| it.rate.min(it.cost)).unwrap());
     }
 
     #[test]
     fn a_driver_of_a_network_function_sends_and_receives() {
         let dir = tempfile::tempdir().unwrap();
         let mut sends = Driven::start(dir.path(), None).unwrap();
-        measures(|time| sends.sends(64, time).unwrap());
+        measures(|time| sends.sends(64, time).unwrap().rate);
         drop(sends);
         let mut receives = Driven::start(dir.path(), Some(1500)).unwrap();
-        measures(|time| receives.receives(time).unwrap());
+        measures(|time| receives.receives(time).unwrap().rate);
     }
 }

@@ -1,5 +1,7 @@
-//! A virtual function that its lender's host has itself, and one that another host has borrowed, which reach a third
-//! machine (a network namespace) by the rack's uplink. Both are driven from here.
+//! A virtual function that its lender's host has itself, and two that another host has borrowed, which reach a third
+//! machine (a network namespace) by the rack's uplink. All are driven from here. The fronts of the first two run in the lender's
+//! node, as that of a function on one machine does: only the second one's lease is another host's. That of the third runs in the
+//! borrower's node, and its frames go between the two nodes.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -76,12 +78,14 @@ impl Drop for Beyond {
     }
 }
 
-/// A rack with an uplink, a function for each of both hosts, and the third machine.
+/// A rack with an uplink, functions for both hosts, and the third machine.
 pub struct Outside {
     /// Before the rack and the third machine: they are used until they are dropped.
     pub owner: BenchStation,
-    /// The function that another host has borrowed.
+    /// The function that another host has borrowed, with its front at the lender.
     pub borrower: BenchStation,
+    /// One that another host has borrowed with strict isolation: its front is at the borrower.
+    pub apart: BenchStation,
     stop: Arc<AtomicBool>,
     _rack: BenchRack,
     _beyond: Beyond,
@@ -96,7 +100,7 @@ impl Outside {
         let beyond = Beyond::make()?;
         let text = format!(
             "name = \"bench{}\"\n[network]\nuplinks = [\"alpha/{}\"]\n\
-             [hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 2\n[hosts.beta]\n",
+             [hosts.alpha.devices.nic0]\nkind = \"nic\"\nfunctions = 3\n[hosts.beta]\n",
             std::process::id(),
             beyond.cable
         );
@@ -104,8 +108,10 @@ impl Outside {
         rack.net_up()?;
         let stop = Arc::new(AtomicBool::new(false));
         let count = beyond.serve(&stop)?;
-        let station = |host: &str, number: u8| {
-            let lease = rack.borrow_for(host, &[&format!("alpha/nic0.vf{number}")])?;
+        let station = |host: &str, number: u8, isolation: &[&str]| {
+            let function = format!("alpha/nic0.vf{number}");
+            let arguments = [isolation, &[&*function]].concat();
+            let lease = rack.borrow_for(host, &arguments)?;
             let options = NetOptions { transmit_buffer: 2048, ..NetOptions::default() };
             let net = Net::open(&lease.socket, PATIENCE, options);
             let net = net.map_err(driving)?;
@@ -115,8 +121,9 @@ impl Outside {
             ip(&format!("-n {name} neigh replace {here} lladdr {mac} dev far0 nud permanent"))?;
             Ok::<_, BenchError>(BenchStation { net, here, count: count.clone() })
         };
-        let (owner, borrower) = (station("alpha", 1)?, station("beta", 2)?);
-        Ok(Some(Outside { owner, borrower, stop, _rack: rack, _beyond: beyond }))
+        let (owner, borrower) = (station("alpha", 1, &[])?, station("beta", 2, &[])?);
+        let apart = station("beta", 3, &["--isolation", "strict"])?;
+        Ok(Some(Outside { owner, borrower, apart, stop, _rack: rack, _beyond: beyond }))
     }
 }
 

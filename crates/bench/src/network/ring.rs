@@ -13,8 +13,9 @@ use rackbus_memory::copy::{
 use rackbus_memory::frames::{FRAME_HEADER, FrameEvents, FramesLayout};
 use rackbus_memory::{Event, FrameReceiver, FrameSender, PeerEvent, SharedMemory};
 
+use super::traffic::{PacketResult, StreamResult};
 use crate::BenchError;
-use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
+use crate::machine::{CLIENT_CPU, SERVER_CPU, own_processor_time, pin};
 
 const LINE: usize = 64;
 /// Bytes of both rings.
@@ -24,12 +25,12 @@ const BATCH: usize = 32;
 /// Copies that are submitted while one is waited for.
 const AHEAD: usize = 4;
 
-/// Millions of frames of so many bytes a second through the ring of frames, from memory that begins `off` bytes behind
+/// Frames of so many bytes through the ring of frames, from memory that begins `off` bytes behind
 /// a line.
 ///
 /// # Errors
 /// When the system has no memory or descriptors.
-pub fn frames(bytes: usize, off: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn frames(bytes: usize, off: usize, time: Duration) -> Result<PacketResult, BenchError> {
     let layout = FramesLayout { ring_bytes: RING, longest: 66 << 10 };
     let length = layout.bytes().expect("it is a ring that can be");
     let memory = SharedMemory::create("frames", length as u64)?;
@@ -64,14 +65,14 @@ pub fn frames(bytes: usize, off: usize, time: Duration) -> Result<f64, BenchErro
         }
         _ => 0,
     };
-    Ok(rate(time, sends, receives))
+    Ok(passed(bytes, time, sends, receives))
 }
 
 /// The same through the raw ring.
 ///
 /// # Errors
 /// When the system has no memory.
-pub fn raw(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+pub fn raw(bytes: usize, time: Duration) -> Result<PacketResult, BenchError> {
     #[repr(align(128))]
     #[derive(Default)]
     struct Index(AtomicU64);
@@ -107,14 +108,14 @@ pub fn raw(bytes: usize, time: Duration) -> Result<f64, BenchError> {
         indices[1].0.store(taken, Ordering::Release);
         1
     };
-    Ok(rate(time, sends, receives))
+    Ok(passed(bytes, time, sends, receives))
 }
 
-/// Gbit/s of copies of 64 KiB by a channel of the copy engine, a few of which are always submitted.
+/// Copies of 64 KiB by a channel of the copy engine, a few of which are always submitted.
 ///
 /// # Errors
 /// When the engine does not start.
-pub fn copies(time: Duration) -> Result<f64, BenchError> {
+pub fn copies(time: Duration) -> Result<StreamResult, BenchError> {
     const BYTES: usize = 64 << 10;
     let options = CopyEngineOptions { channels: 1, ..CopyEngineOptions::default() };
     let engine = CopyEngine::start("bench-copy", &options);
@@ -123,7 +124,7 @@ pub fn copies(time: Duration) -> Result<f64, BenchError> {
     let [from, to] = memory;
     let (from, to) = (from?, to?);
     let (mut under_way, mut done) = (VecDeque::new(), 0u64);
-    let begun = Instant::now();
+    let (before, begun) = (own_processor_time(), Instant::now());
     while begun.elapsed() < time {
         let at = (done as usize * BYTES) % RING;
         let (source, destination) =
@@ -138,7 +139,8 @@ pub fn copies(time: Duration) -> Result<f64, BenchError> {
         }
     }
     under_way.iter().for_each(wait);
-    Ok((done * BYTES as u64) as f64 * 8e-9 / begun.elapsed().as_secs_f64())
+    let bytes = done * BYTES as u64;
+    Ok(StreamResult::of(bytes, begun.elapsed(), own_processor_time().saturating_sub(before)))
 }
 
 fn wait(ticket: &Ticket) {
@@ -147,12 +149,13 @@ fn wait(ticket: &Ticket) {
     }
 }
 
-/// Millions a second that come out.
-fn rate(
+/// What comes out, of frames of so many bytes.
+fn passed(
+    bytes: usize,
     time: Duration,
     mut sends: impl FnMut() + Send + 'static,
     mut receives: impl FnMut() -> u64 + Send + 'static,
-) -> f64 {
+) -> PacketResult {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let sender = std::thread::spawn(move || {
@@ -162,12 +165,12 @@ fn rate(
         }
     });
     pin(CLIENT_CPU);
-    let (begun, mut count) = (Instant::now(), 0);
+    let (before, begun, mut count) = (own_processor_time(), Instant::now(), 0);
     while begun.elapsed() < time || count == 0 {
         count += (0..BATCH).map(|_| receives()).sum::<u64>();
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let (took, worked) = (begun.elapsed(), own_processor_time().saturating_sub(before));
     stop.store(true, Ordering::Relaxed);
     let _ = sender.join();
-    count as f64 / seconds / 1e6
+    PacketResult::of(count, bytes, took, worked)
 }

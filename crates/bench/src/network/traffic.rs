@@ -27,13 +27,39 @@ pub struct TrafficEnds {
     pub carriers: Vec<u32>,
 }
 
-/// The result of a run of TCP streams.
+/// The result of a run of streams, datagrams or copies.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamResult {
     /// Throughput at the receiver, in Gbit/s.
     pub rate: f64,
     /// Seconds of processor time for each gigabyte, of all who send, carry and receive it.
     pub cost: f64,
+}
+
+impl StreamResult {
+    /// What came of so many bytes in a time, for which processors worked so long.
+    pub fn of(bytes: u64, time: Duration, worked: Duration) -> StreamResult {
+        let cost = worked.as_secs_f64() * 1e9 / bytes as f64;
+        StreamResult { rate: bytes as f64 * 8e-9 / time.as_secs_f64(), cost }
+    }
+}
+
+/// The result of a run of packets between two threads or processes.
+#[derive(Debug, Clone, Copy)]
+pub struct PacketResult {
+    /// Millions of packets a second that come out.
+    pub rate: f64,
+    /// Seconds of processor time for each gigabyte of them, of both sides.
+    pub cost: f64,
+}
+
+impl PacketResult {
+    /// What came of `packets` of so many bytes in a time, for which processors worked so long.
+    pub fn of(packets: u64, bytes: usize, time: Duration, worked: Duration) -> PacketResult {
+        let gigabytes = (packets * bytes as u64) as f64 / 1e9;
+        let rate = packets as f64 / time.as_secs_f64() / 1e6;
+        PacketResult { rate, cost: worked.as_secs_f64() / gigabytes }
+    }
 }
 
 impl TrafficEnds {
@@ -71,8 +97,7 @@ impl TrafficEnds {
 
     /// What came of so many bytes in a time, for which processors had worked so long `before`.
     fn flow(&self, bytes: u64, time: Duration, before: Duration) -> StreamResult {
-        let cost = self.processor_time().saturating_sub(before).as_secs_f64() * 1e9 / bytes as f64;
-        StreamResult { rate: bytes as f64 * 8e-9 / time.as_secs_f64(), cost }
+        StreamResult::of(bytes, time, self.processor_time().saturating_sub(before))
     }
 
     /// So many streams in one direction, for about `time`.

@@ -17,8 +17,9 @@ use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::serve_function;
 use rackbus_spec::virtio::net::NetHeader;
 
+use super::traffic::PacketResult;
 use crate::BenchError;
-use crate::machine::{CLIENT_CPU, SERVER_CPU, pin};
+use crate::machine::{CLIENT_CPU, SERVER_CPU, own_processor_time, pin};
 
 /// Frames that the driver hands over at once, as DPDK's does.
 const BATCH: usize = 32;
@@ -124,15 +125,16 @@ impl Driven {
         Ok(Driven { net, count, _served: served })
     }
 
-    /// Millions of frames of so many bytes a second that the driver sends and the port counts.
+    /// Frames of so many bytes that the driver sends and the port counts.
     ///
     /// # Errors
     /// When the function fails.
-    pub fn sends(&mut self, bytes: usize, time: Duration) -> Result<f64, BenchError> {
+    pub fn sends(&mut self, bytes: usize, time: Duration) -> Result<PacketResult, BenchError> {
         let failed = |error: rackbus_driver::net::NetError| BenchError::Peer(error.to_string());
         pin(CLIENT_CPU);
         let frame = [&[0xff; 6][..], &MAC.0, &[8, 0], &vec![0x5a; bytes - 14]].concat();
         let (begun, before) = (Instant::now(), self.count.load(Ordering::Relaxed));
+        let worked = own_processor_time();
         while begun.elapsed() < time {
             for _ in 0..BATCH {
                 if !self.net.send(0, &NetHeader::default(), &frame).map_err(failed)? {
@@ -142,24 +144,28 @@ impl Driven {
             self.net.flush(0).map_err(failed)?;
         }
         let arrived = self.count.load(Ordering::Relaxed) - before;
-        Ok(arrived as f64 * 1e-6 / begun.elapsed().as_secs_f64())
+        let worked = own_processor_time().saturating_sub(worked);
+        Ok(PacketResult::of(arrived, bytes, begun.elapsed(), worked))
     }
 
-    /// Millions of frames a second that the driver receives.
+    /// Frames that the driver receives, of the length that they come with.
     ///
     /// # Errors
     /// When the function fails.
-    pub fn receives(&mut self, time: Duration) -> Result<f64, BenchError> {
+    pub fn receives(&mut self, time: Duration) -> Result<PacketResult, BenchError> {
         pin(CLIENT_CPU);
-        let (begun, mut frame, mut count) = (Instant::now(), Vec::new(), 0u64);
+        let worked = own_processor_time();
+        let (begun, mut frame, mut count, mut bytes) = (Instant::now(), Vec::new(), 0u64, 0);
         while begun.elapsed() < time {
             for _ in 0..BATCH {
                 match self.net.receive(0, &mut frame) {
-                    Ok(found) => count += u64::from(found.is_some()),
+                    Ok(Some(_)) => (count, bytes) = (count + 1, frame.len()),
+                    Ok(None) => {}
                     Err(error) => return Err(BenchError::Peer(error.to_string())),
                 }
             }
         }
-        Ok(count as f64 * 1e-6 / begun.elapsed().as_secs_f64())
+        let worked = own_processor_time().saturating_sub(worked);
+        Ok(PacketResult::of(count, bytes, begun.elapsed(), worked))
     }
 }

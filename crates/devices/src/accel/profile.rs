@@ -151,9 +151,12 @@ fn run(
     }
 }
 
+/// The patterns that scans are measured with, one a line.
+pub const PATTERNS: &[u8] = b"error [0-9]+\nGET /[a-z]+\n(foo|bar)baz";
+
 fn context(operation: Operation) -> Option<Arc<Context>> {
     let data: &[u8] = match operation {
-        Operation::RegexScan => b"error [0-9]+\nGET /[a-z]+\n(foo|bar)baz",
+        Operation::RegexScan => PATTERNS,
         _ => &[7; 32],
     };
     Context::new(operation, &Zeroizing::new(data.to_vec())).ok().map(Arc::new)
