@@ -173,26 +173,28 @@ fn reach_hosts(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// What a driver in user space hears of a guest that looks for somebody.
+/// What a driver in user space hears of a guest that sends to its address: the packets, and no question for it, which the
+/// guest's own lender answers.
 fn beside_a_driver(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
     let (lease, socket) = rack.borrow("alpha/nic0.vf3", "gamma")?;
     let options = NetOptions { interrupts: true, ..NetOptions::default() };
     let opened = Net::open(&socket, Duration::from_secs(10), options);
     let mut net = opened.map_err(|error| CheckFailure(error.to_string()))?;
     let asking = guest.begin("ping -c 5 10.77.128.3; true", Duration::from_secs(60))?;
+    let own = [10, 77, 128, 3];
     let (begun, mut frame) = (Instant::now(), Vec::new());
-    let who_has = loop {
-        ensure!(begun.elapsed() < Duration::from_secs(30), "no request comes");
+    loop {
+        ensure!(begun.elapsed() < Duration::from_secs(30), "no packet comes");
         let heard = net.receive(0, &mut frame).map_err(|error| CheckFailure(error.to_string()))?;
-        match heard {
-            None => net.wait(0, Duration::from_secs(1)),
-            Some(_) if frame.len() >= 42 && frame[12..14] == [8, 6] => {
-                break frame[38..42].to_vec();
+        if heard.is_none() {
+            net.wait(0, Duration::from_secs(1));
+        } else if frame.len() >= 42 {
+            ensure!(frame[12..14] != [8, 6] || frame[38..42] != own, "it is asked for {own:?}");
+            if frame[12..14] == [8, 0] && frame[30..34] == own {
+                break;
             }
-            Some(_) => {}
         }
-    };
-    ensure!(who_has == [10, 77, 128, 3], "it asks for {who_has:?}");
+    }
     drop(net);
     rack.give_back(lease)?;
     drop(asking.wait()?);
