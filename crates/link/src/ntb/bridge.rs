@@ -159,6 +159,11 @@ impl LinkEnd {
         Ok(Some(ours))
     }
 
+    /// Takes all that are to begin.
+    fn take_wanted(&self) -> VecDeque<UnixStream> {
+        std::mem::take(&mut *self.wanted.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Has the thread end.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
@@ -326,8 +331,8 @@ impl<'e> MovingBridge<'e> {
 
     /// Begins what is wanted. What has no slot is dropped, so that it ends at once.
     fn begin_wanted(&mut self) -> bool {
-        let mut wanted = self.end.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = std::mem::take(&mut *wanted);
+        // Others want conversations meanwhile: a store through the bridge may take long.
+        let wanted = self.end.take_wanted();
         let some = !wanted.is_empty();
         for socket in wanted {
             match self.joint.begin(&*self.bridge) {

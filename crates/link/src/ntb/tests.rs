@@ -290,6 +290,26 @@ fn conversations_are_as_many_as_there_are_places() {
     }
 }
 
+/// A store through an NTB may take as long as its cable likes.
+#[test]
+fn conversations_can_be_wanted_while_one_is_begun_through_the_bridge() {
+    let pair = Pair::new();
+    let (end, heads) = (pair.link(1).ends["alpha"].clone(), pair.cable.layout.heads().0);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (wanting, is_first) = (end.clone(), std::sync::atomic::AtomicBool::new(true));
+    let set = pair.cable.before_store.set(Box::new(move |from, at| {
+        if from == 1 && at >= heads && is_first.swap(false, Ordering::Relaxed) {
+            // On another thread: a lock that is held fails this test instead of stopping it.
+            let (wanting, (said, heard)) = (wanting.clone(), std::sync::mpsc::channel());
+            std::thread::spawn(move || said.send(wanting.begin().unwrap().is_some()));
+            let _ = tell.send(heard.recv_timeout(LIMIT / 2));
+        }
+    }));
+    assert!(set.is_ok());
+    let _socket = end.begin().unwrap().unwrap();
+    assert_eq!(told.recv_timeout(LIMIT).unwrap(), Ok(true));
+}
+
 #[test]
 fn what_a_peer_stores_that_makes_no_sense_ends_that_conversation_alone() {
     let pair = Pair::new();

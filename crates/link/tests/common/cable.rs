@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rackbus_link::ntb::{ArenaLayout, Arenas, NtbDriver, OpenNtb};
 use rackbus_memory::{Event, SharedMemory};
@@ -21,22 +21,28 @@ impl Place {
     }
 }
 
+/// Called before a store: with the end that stores, and the offset in its peer's arena.
+pub type BeforeStore = Box<dyn Fn(usize, u32) + Send + Sync>;
+
 /// The bridge between two hosts: what each has of it, or had last.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Cable {
     pub layout: ArenaLayout,
     places: Arc<[Mutex<Place>; 2]>,
     pub works: Arc<AtomicBool>,
     /// At each end, whether the link went down.
     pub cut: Arc<[AtomicBool; 2]>,
+    /// What a test does while an end stores, if it does anything.
+    pub before_store: Arc<OnceLock<BeforeStore>>,
 }
 
 impl Cable {
     pub fn new() -> Cable {
         let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
         let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
-        let (works, cut) = (Arc::new(AtomicBool::new(true)), Arc::default());
-        Cable { layout, places: Arc::new(places), works, cut }
+        let works = Arc::new(AtomicBool::new(true));
+        let (cut, before_store) = Default::default();
+        Cable { layout, places: Arc::new(places), works, cut, before_store }
     }
 
     pub fn place(&self, end: usize) -> Place {
@@ -76,6 +82,9 @@ impl Arenas for CableEnd {
     }
 
     fn store(&self, at: u32, words: &[u32]) {
+        if let Some(before_store) = self.cable.before_store.get() {
+            before_store(self.end, at);
+        }
         let peer = self.cable.place(1 - self.end);
         fence(Ordering::Release);
         for (at, word) in (at as usize..).step_by(4).zip(words) {
