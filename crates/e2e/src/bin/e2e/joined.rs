@@ -11,7 +11,7 @@ use rackbus_vm::agent::RunningCommand;
 use rackbus_vm::metal::{BridgeProcess, FILES, programs};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
 
-use crate::metal::{begin, run, wrap};
+use crate::metal::{begin, run, start_node, wrap};
 
 /// The network that joins the machines.
 const SUBNET: u8 = 22;
@@ -76,20 +76,10 @@ fn start(dir: &Path) -> Result<JoinedHosts> {
 }
 
 impl JoinedHosts {
-    /// Starts the node of a host, again where it does not join: a handshake may take a machine that is translated longer than
-    /// its peer waits.
+    /// Starts the node of a host, which takes the NTB by VFIO.
     fn node(&mut self, end: usize) -> Result<()> {
-        let join = format!(
-            "rackbus node --host {} --join https://{}:7420 --token-file /tmp/token",
-            HOSTS[end], self.control
-        );
-        let machine = &mut self.machines[end];
-        begin(
-            machine,
-            "node.log",
-            &format!("sh -c 'modprobe vfio-pci; while {join}; [ $? = 1 ]; do sleep 1; done'"),
-        )?;
-        run(machine, "until_ok rackbus devices").map(drop)
+        run(&mut self.machines[end], "modprobe vfio-pci")?;
+        start_node(&mut self.machines[end], HOSTS[end], &self.control)
     }
 
     /// Waits until a host's node says so of the NTB.

@@ -315,10 +315,18 @@ pub fn join(hosts: &mut MetalHosts) -> Result<()> {
     for (machine, host, token) in [(&mut *lender, "alpha", first), (&mut *borrower, "beta", second)]
     {
         machine.run(&format!("umask 077; echo '{token}' >/tmp/token"))?;
-        let join =
-            format!("rackbus node --host {host} --join https://{own}:7420 --token-file /tmp/token");
-        begin(machine, "node.log", &join)?;
-        run(machine, "until_ok rackbus devices")?;
+        start_node(machine, host, own)?;
     }
     Ok(())
+}
+
+/// Starts the node of a host that has its token in `/tmp/token`, whose control plane is at `control`. It is started again where it
+/// does not join: a handshake may take a machine that is translated longer than its peer waits.
+pub fn start_node(machine: &mut BareMetalMachine, host: &str, control: &str) -> Result<()> {
+    let join =
+        format!("rackbus node --host {host} --join https://{control}:7420 --token-file /tmp/token");
+    // 1 is a failure that may be over in a moment; a node that is killed, or ends in order, says another status.
+    let joining = format!("sh -c 'while {join}; [ $? = 1 ]; do sleep 1; done'");
+    begin(machine, "node.log", &joining)?;
+    run(machine, "until_ok rackbus devices").map(drop)
 }
