@@ -158,7 +158,7 @@ fn boundary(random: &mut Random) -> u64 {
 async fn report(
     rack: &Rack,
     function: &str,
-    of: impl Fn(&rackbus_control::api::Device) -> Option<DeviceReport>,
+    of: impl Fn(&rackbus_control::api::Device) -> Option<Box<DeviceReport>>,
     expected: impl Fn(&DeviceReport) -> bool,
 ) -> DeviceReport {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
@@ -167,7 +167,7 @@ async fn report(
         let device = devices.iter().find(|device| device.function == function).unwrap();
         let report = of(device).unwrap_or_default();
         if expected(&report) {
-            return report;
+            return *report;
         }
         assert!(tokio::time::Instant::now() < deadline, "{report:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;

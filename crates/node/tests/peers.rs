@@ -59,7 +59,7 @@ async fn report(rack: &Rack, expected: impl Fn(&DeviceReport) -> bool) -> Device
         let drive = devices.into_iter().find(|device| device.function == DRIVE).unwrap();
         let report = drive.report.unwrap_or_default();
         if expected(&report) {
-            return report;
+            return *report;
         }
         assert!(tokio::time::Instant::now() < deadline, "{report:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
