@@ -108,6 +108,12 @@ impl Certified {
         Certified { subject, serial: Serial::new(), since, until }
     }
 
+    /// What stands for somebody who is known without a certificate. A revocation of all that `subject` was given is about it for as
+    /// long as that revocation is kept, whatever was given out since; one of a single certificate never is.
+    pub fn unshown(subject: Subject) -> Certified {
+        Certified { subject, serial: Serial::new(), since: 0, until: u64::MAX }
+    }
+
     /// What `certificate` says; nothing where it names nobody of a rack. Whether it is of this rack has been looked
     /// at.
     pub fn of(certificate: &CertificateDer<'_>) -> Option<Certified> {

@@ -295,6 +295,22 @@ mod tests {
     }
 
     #[test]
+    fn who_shows_no_certificate_is_refused_for_as_long_as_a_revocation_of_all_is_kept() {
+        let (known, host) =
+            (Revocations::default(), || Certified::unshown(Subject::Node("beta".into())));
+        let all = [(Revoked::Serial(beta(0).serial), 100), (Revoked::Host("gamma".into()), 100)];
+        known.learn(&list(2, &all), 200);
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = ended.clone();
+        let _watched = known.watch(host(), move || end.store(true, Ordering::Relaxed)).unwrap();
+        known.learn(&list(3, &[(Revoked::Host("beta".into()), 100)]), 200);
+        assert!(ended.load(Ordering::Relaxed));
+        assert!(known.check(&host()).is_err() && known.check(&beta(101)).is_ok());
+        known.learn(&RevocationList::default(), 1000);
+        assert!(known.check(&host()).is_ok(), "it is of no more use");
+    }
+
+    #[test]
     fn what_was_learned_is_kept_until_it_is_of_no_more_use() {
         let known = list(7, &[(Revoked::Host("beta".into()), 100)]);
         // Somebody who knows less, and somebody who knows more of the same.

@@ -84,6 +84,11 @@ impl TcpLink {
         TcpLink { revocations, ..self }
     }
 
+    /// The revocations that it keeps to.
+    pub fn revocations(&self) -> &Revocations {
+        &self.revocations
+    }
+
     /// Asks `locate` for the addresses of other hosts' nodes, from whatever thread wants one: it may wait
     /// there. What is said first stays.
     pub fn locate_by(&self, locate: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {

@@ -235,7 +235,7 @@ impl Args {
                 "raise the limits of the process",
             )
         })?;
-        Ok(Some(Arc::new(link)))
+        Ok(Some(Arc::new(link.with_revocations(behind.revocations().clone()))))
     }
 
     /// Makes the functions of devices that are offered while the node runs.

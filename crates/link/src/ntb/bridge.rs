@@ -55,6 +55,8 @@ pub struct BridgeStatus {
     pub host: String,
     /// Whether that host's node is there.
     pub up: bool,
+    /// Whether conversations go another way all the same, as that host or this one was revoked.
+    pub revoked: bool,
     /// Bytes of conversations that were stored into the peer's memory, and that it stored here.
     pub bytes: [u64; 2],
     /// Conversations that this host began, and that its peer began.

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use rackbus_identity::{Certified, IsRevoked, Revocations, Subject, WatchedConnection};
 use rackbus_memory::{Carrier, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -45,11 +46,13 @@ pub(super) struct NtbConversation(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     /// What was put and the socket did not take.
     held: Mutex<Vec<u8>>,
     /// The version of the link that both sides speak, when they have said so.
     version: OnceLock<u32>,
+    /// Ends it when the peer's host is revoked.
+    watched: OnceLock<WatchedConnection>,
 }
 
 impl NtbConversation {
@@ -61,8 +64,29 @@ impl NtbConversation {
     pub(super) fn new(socket: UnixStream) -> std::io::Result<NtbConversation> {
         socket.set_read_timeout(Some(TIME_LIMIT))?;
         socket.set_write_timeout(Some(TIME_LIMIT))?;
-        let (held, version) = Default::default();
-        Ok(NtbConversation(Arc::new(Shared { socket, held, version })))
+        let (held, version, watched) = Default::default();
+        let socket = Arc::new(socket);
+        Ok(NtbConversation(Arc::new(Shared { socket, held, version, watched })))
+    }
+
+    /// Ends it when all that `host`, the peer, was given is revoked.
+    ///
+    /// # Errors
+    /// When it is by now.
+    pub(super) fn end_when_revoked(
+        &self,
+        revocations: &Revocations,
+        host: &str,
+    ) -> Result<(), IsRevoked> {
+        let (socket, peer) = (self.0.socket.clone(), host.to_owned());
+        let end = move || {
+            tracing::warn!(peer, "a conversation through the NTB is ended: the peer was revoked");
+            socket.shut_down();
+        };
+        let peer = Certified::unshown(Subject::Node(host.to_owned()));
+        // It is asked once, when the conversation begins.
+        let _ = self.0.watched.set(revocations.watch(peer, end)?);
+        Ok(())
     }
 
     /// Notes the version of the link that both sides speak; from then on what is to be received may take for ever.
@@ -83,7 +107,7 @@ impl NtbConversation {
     fn wait(&self, ready: PollFlags, until: Option<Instant>) -> Result<(), StreamError> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let limit = left.map(|left| left.try_into().unwrap_or_default());
-        match rustix::event::poll(&mut [PollFd::new(&self.0.socket, ready)], limit.as_ref()) {
+        match rustix::event::poll(&mut [PollFd::new(&*self.0.socket, ready)], limit.as_ref()) {
             Ok(0) => Err(StreamError::TimedOut),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),

@@ -3,7 +3,8 @@
 //!
 //! It stands before another link ([`NtbLink`]): conversations about segments and of the network with a host at the other end
 //! of an NTB go through that, all others by the link behind. Bytes are neither encrypted nor signed. Who the peer is says the
-//! cable: the rack file names the host at the other end.
+//! cable: the rack file names the host at the other end. No certificate tells a host that was revoked from one that has joined anew,
+//! so for as long as a revocation of it is kept, all conversations with it go by the link behind, which asks for certificates.
 //!
 //! * [`layout`]: where things are in an arena, the memory that a peer stores to. [`joint`]: what the ends say to each other there.
 //!   Both are pure.
@@ -22,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use rackbus_identity::{Certified, Revocations, Subject};
 use rackbus_memory::{Event, ResourceHandle, StreamError};
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
@@ -43,6 +45,7 @@ pub struct NtbLink {
     inner: Arc<dyn Link>,
     rack: String,
     host: String,
+    revocations: Revocations,
     ends: BTreeMap<String, Arc<LinkEnd>>,
     incoming: Arc<Incoming>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -77,6 +80,7 @@ impl NtbLink {
             inner,
             rack: rack.to_owned(),
             host: host.to_owned(),
+            revocations: Revocations::default(),
             ends: BTreeMap::new(),
             incoming,
             threads: Mutex::default(),
@@ -90,6 +94,29 @@ impl NtbLink {
             link.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(link)
+    }
+
+    /// The same, which has no conversation through an NTB with a host of which all certificates were revoked, and ends those
+    /// that there are.
+    #[must_use]
+    pub fn with_revocations(mut self, revocations: Revocations) -> NtbLink {
+        self.revocations = revocations;
+        self
+    }
+
+    /// Whether conversations with `peer` go by the link behind, as a revocation of it or of this host is kept: then a peer asks
+    /// for this one's certificate.
+    fn is_revoked(&self, peer: &str) -> bool {
+        [peer, &self.host].into_iter().any(|host| {
+            let certified = Certified::unshown(Subject::Node(host.to_owned()));
+            self.revocations.check(&certified).is_err()
+        })
+    }
+
+    /// The end through which a conversation begins, if it goes through an NTB.
+    fn end_for(&self, hello: &Hello) -> Option<&LinkEnd> {
+        let end = self.ends.get(&hello.to).filter(|_| goes_through(&hello.service))?;
+        (!self.is_revoked(&hello.to)).then_some(&**end)
     }
 
     /// Ends all conversations through NTBs and closes these; on return nobody of this process has them any more.
@@ -120,9 +147,7 @@ impl Connect for NtbLink {
     }
 
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError> {
-        let Some(end) = self.ends.get(&hello.to).filter(|_| goes_through(&hello.service)) else {
-            return self.inner.connect(address, hello);
-        };
+        let Some(end) = self.end_for(hello) else { return self.inner.connect(address, hello) };
         let unreachable = |cause| {
             let address = format!("{SCHEME}{}", hello.to);
             LinkError::Unreachable { address, cause }
@@ -132,6 +157,9 @@ impl Connect for NtbLink {
         let absent = || unreachable(Error::new(ErrorKind::NotConnected, absent));
         let socket = end.begin().map_err(unreachable)?.ok_or_else(absent)?;
         let stream = NtbConversation::new(socket).map_err(unreachable)?;
+        if stream.end_when_revoked(&self.revocations, &hello.to).is_err() {
+            return self.inner.connect(address, hello);
+        }
         send_frame(&stream, hello).map_err(broken)?;
         let reply = receive_frame(&stream).map_err(broken)?;
         let reply = reply.map_err(|what| LinkError::Protocol { peer: hello.to.clone(), what })?;
@@ -140,7 +168,11 @@ impl Connect for NtbLink {
     }
 
     fn bridges(&self) -> Vec<BridgeStatus> {
-        self.ends.values().map(|end| end.status()).collect()
+        let status = |(host, end): (&String, &Arc<LinkEnd>)| BridgeStatus {
+            revoked: self.is_revoked(host),
+            ..end.status()
+        };
+        self.ends.iter().map(status).collect()
     }
 }
 
@@ -167,8 +199,9 @@ impl NtbLink {
         if inner.handle().is_none() {
             return Err(Error::new(ErrorKind::Unsupported, "nobody can wait for the link behind"));
         }
-        let (incoming, rack, host) = (self.incoming.clone(), self.rack.clone(), self.host.clone());
-        Ok(Box::new(NtbListening { inner, incoming, rack, host }))
+        let (incoming, revocations) = (self.incoming.clone(), self.revocations.clone());
+        let (rack, host) = (self.rack.clone(), self.host.clone());
+        Ok(Box::new(NtbListening { inner, incoming, revocations, rack, host }))
     }
 }
 
@@ -178,6 +211,7 @@ impl NtbLink {
 struct NtbListening {
     inner: Box<dyn Listener>,
     incoming: Arc<Incoming>,
+    revocations: Revocations,
     rack: String,
     host: String,
 }
@@ -187,7 +221,8 @@ impl Listener for NtbListening {
         loop {
             if let Some((from, socket)) = self.incoming.take() {
                 let (rack, host) = (self.rack.clone(), self.host.clone());
-                return Ok(Box::new(NtbCaller { socket, from, rack, host }));
+                let revocations = self.revocations.clone();
+                return Ok(Box::new(NtbCaller { socket, from, revocations, rack, host }));
             }
             let Some(behind) = self.inner.handle() else { return self.inner.accept() };
             let behind = behind.as_descriptor();
@@ -203,6 +238,7 @@ impl Listener for NtbListening {
 struct NtbCaller {
     socket: UnixStream,
     from: String,
+    revocations: Revocations,
     rack: String,
     host: String,
 }
@@ -213,13 +249,16 @@ impl Caller for NtbCaller {
     }
 
     fn hear(self: Box<Self>) -> Option<IncomingConnection> {
-        let NtbCaller { socket, from, rack, host } = *self;
+        let NtbCaller { socket, from, revocations, rack, host } = *self;
         let stream = NtbConversation::new(socket).ok()?;
         let refuse = |reason: &str| {
             tracing::warn!(from, reason, "a connection through the NTB was refused");
             let _ = send_frame(&stream, &HelloReply::Refused(reason.to_owned()));
             None
         };
+        if stream.end_when_revoked(&revocations, &from).is_err() {
+            return refuse(&format!("{from} was revoked: show a certificate, by TCP"));
+        }
         let hello: Hello = match receive_frame(&stream) {
             Ok(Ok(hello)) => hello,
             Ok(Err(what)) => return refuse(&format!("the hello makes no sense: {what}")),

@@ -1,5 +1,6 @@
 //! Two hosts' links through a bridge whose windows lead into memory of this process.
 
+use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,19 @@ use cable::Cable;
 
 #[path = "../../tests/common/cable.rs"]
 mod cable;
+mod revoked;
 
 const HOSTS: [&str; 2] = ["alpha", "beta"];
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Two hosts that a bridge joins, in a folder for the link behind.
+/// Two hosts that a bridge joins.
 struct Pair {
-    folder: tempfile::TempDir,
+    /// The links behind, in a folder.
+    behind: [Arc<dyn Link>; 2],
+    _folder: tempfile::TempDir,
+    /// Where alpha listens, if by TCP.
+    listener: Option<TcpListener>,
+    revocations: [Revocations; 2],
     cable: Cable,
     links: [Option<NtbLink>; 2],
 }
@@ -31,7 +38,19 @@ impl Pair {
         for host in HOSTS {
             std::fs::create_dir(folder.path().join(host)).unwrap();
         }
-        let mut pair = Pair { folder, cable: Cable::new(), links: [None, None] };
+        let behind = HOSTS
+            .map(|_| -> Arc<dyn Link> { Arc::new(ShmLink::new("demo", folder.path(), HOSTS)) });
+        Pair::before(behind, folder, None, Default::default())
+    }
+
+    fn before(
+        behind: [Arc<dyn Link>; 2],
+        folder: tempfile::TempDir,
+        listener: Option<TcpListener>,
+        revocations: [Revocations; 2],
+    ) -> Pair {
+        let (cable, links) = (Cable::new(), [None, None]);
+        let mut pair = Pair { behind, _folder: folder, listener, revocations, cable, links };
         pair.start(0);
         pair.start(1);
         pair.wait_until(|status| status.up);
@@ -39,9 +58,9 @@ impl Pair {
     }
 
     fn start(&mut self, end: usize) {
-        let inner = Arc::new(ShmLink::new("demo", self.folder.path(), HOSTS));
         let bridges = [(HOSTS[1 - end].to_owned(), self.cable.opening(end))];
-        self.links[end] = Some(NtbLink::new(inner, "demo", HOSTS[end], bridges).unwrap());
+        let link = NtbLink::new(self.behind[end].clone(), "demo", HOSTS[end], bridges).unwrap();
+        self.links[end] = Some(link.with_revocations(self.revocations[end].clone()));
     }
 
     fn link(&self, end: usize) -> &NtbLink {
@@ -63,12 +82,26 @@ impl Pair {
 
     /// A conversation that beta begins with alpha: alpha's stream, and beta's.
     fn meet(&self, hello: &Hello) -> [Arc<dyn Conversation>; 2] {
-        let listener = self.link(0).listen("alpha").unwrap();
+        self.meeting(hello).unwrap()
+    }
+
+    /// The same, which alpha may refuse.
+    fn meeting(&self, hello: &Hello) -> Result<[Arc<dyn Conversation>; 2], LinkError> {
+        let listener = match &self.listener {
+            Some(tcp) => {
+                let tcp = ResourceHandle::of_descriptor(tcp.try_clone().unwrap().into());
+                self.link(0).listen_on("alpha", tcp).unwrap()
+            }
+            None => self.link(0).listen("alpha").unwrap(),
+        };
         let hear = std::thread::spawn(move || {
             listener.accept().unwrap().hear().map(|it| it.accept().unwrap())
         });
-        let ours = self.link(1).connect(&self.link(1).address("alpha"), hello).unwrap();
-        [hear.join().unwrap().unwrap(), ours]
+        let address = self.link(1).locate("alpha").unwrap();
+        let ours = self.link(1).connect(&address, hello);
+        let theirs = hear.join().unwrap();
+        let ours = ours?;
+        Ok([theirs.unwrap(), ours])
     }
 }
 

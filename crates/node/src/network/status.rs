@@ -83,7 +83,8 @@ impl Shared {
         let mut drops = counters.iter().fold(BTreeMap::new(), |all, it| added(all, &it.drops));
         let unread = port.unread.as_ref().and_then(UnreadFrames::count).filter(|it| *it > 0);
         drops.extend(unread.map(|frames| (Cause::Unread.word().to_owned(), frames)));
-        let bridges = self.link.bridges();
+        let mut bridges = self.link.bridges();
+        bridges.retain(|bridge| !bridge.revoked);
         let peers = self.stations.all().iter().enumerate().filter_map(|(nth, peer)| {
             let of_peer: Vec<_> = counters.iter().map(|it| &it.peers[nth]).collect();
             let status = peer_status(&peer.name, &of_peer);
