@@ -278,12 +278,12 @@ pub mod tests {
             waiting: 0,
             turns: None,
             epoch: 1,
-            report: Some(DeviceReport {
+            report: Some(Box::new(DeviceReport {
                 counted_ms,
                 parks: reads / 10,
                 operations: [("read".to_owned(), read)].into(),
                 ..DeviceReport::default()
-            }),
+            })),
             front: None,
             peers: None,
         }
@@ -343,12 +343,12 @@ pub mod tests {
         let with_front = |counted_ms: u64, bytes: u64| {
             let mut device = drive(0, 0);
             let shaping = [("ingress_bytes", bytes), ("promised", bytes), ("delivered", bytes / 2)];
-            device.report = Some(DeviceReport {
+            device.report = Some(Box::new(DeviceReport {
                 counted_ms,
                 shaping: shaping.map(|(name, count)| (name.to_owned(), count)).into(),
                 level: Some("zstd 1 Gbit/s".into()),
                 ..DeviceReport::default()
-            });
+            }));
             device.front = drive(3 * counted_ms, bytes).report;
             device
         };

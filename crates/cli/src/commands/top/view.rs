@@ -428,14 +428,14 @@ mod tests {
             function: "alpha/accel0.vf1".into(),
             kind: "coprocessor".into(),
             capabilities: Some(vec!["engines".into()]),
-            report: Some(DeviceReport {
+            report: Some(Box::new(DeviceReport {
                 counted_ms,
                 shaping,
                 level: Some("zstd 1 Gbit/s".into()),
                 lease: Some(lease),
                 operations: [("zstd".to_owned(), counts)].into(),
                 ..DeviceReport::default()
-            }),
+            })),
             ..drive(0, 0)
         }
     }
