@@ -71,7 +71,7 @@ pub struct BridgeStatus {
     pub violations: u64,
 }
 
-/// Conversations that peers began, and nobody has taken yet: at most as many as an NTB has slots.
+/// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
 #[derive(Debug)]
 pub(super) struct Incoming {
     queue: Mutex<VecDeque<(String, UnixStream)>>,
@@ -91,7 +91,9 @@ impl Incoming {
     fn put(&self, host: &str) -> std::io::Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut queue = self.queue();
-        if queue.len() >= SLOTS {
+        // Those that have ended are not heard.
+        queue.retain(|(_, socket)| !socket.is_closed());
+        if queue.iter().filter(|(from, _)| from == host).count() >= SLOTS / 2 {
             return Err(std::io::Error::other("too many have not been heard yet"));
         }
         queue.push_back((host.to_owned(), theirs));
@@ -193,6 +195,8 @@ impl LinkEnd {
                     let mut moving = MovingBridge::new(self, bridge, even, incoming);
                     moving.run();
                     self.up.store(false, Ordering::Relaxed);
+                    // Who wanted one was told that the peer is there.
+                    self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clear();
                     if !self.stopped.load(Ordering::Relaxed) {
                         tracing::warn!(host = self.host, "the NTB was reset: it is opened anew");
                     }

@@ -20,6 +20,7 @@ pub mod layout;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -201,7 +202,8 @@ impl NtbLink {
         }
         let (incoming, revocations) = (self.incoming.clone(), self.revocations.clone());
         let (rack, host) = (self.rack.clone(), self.host.clone());
-        Ok(Box::new(NtbListening { inner, incoming, revocations, rack, host }))
+        let behind_first = AtomicBool::new(false);
+        Ok(Box::new(NtbListening { inner, incoming, behind_first, revocations, rack, host }))
     }
 }
 
@@ -211,25 +213,40 @@ impl NtbLink {
 struct NtbListening {
     inner: Box<dyn Listener>,
     incoming: Arc<Incoming>,
+    /// The last one came through an NTB: whoever waits behind is next.
+    behind_first: AtomicBool,
     revocations: Revocations,
     rack: String,
     host: String,
 }
 
+impl NtbListening {
+    fn of_ntbs(&self) -> Option<Box<dyn Caller>> {
+        let (from, socket) = self.incoming.take()?;
+        self.behind_first.store(true, Ordering::Relaxed);
+        let (rack, host) = (self.rack.clone(), self.host.clone());
+        let revocations = self.revocations.clone();
+        Some(Box::new(NtbCaller { socket, from, revocations, rack, host }))
+    }
+}
+
 impl Listener for NtbListening {
+    /// Those that come through NTBs and those behind in turn, so that neither keeps the others waiting.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
         loop {
-            if let Some((from, socket)) = self.incoming.take() {
-                let (rack, host) = (self.rack.clone(), self.host.clone());
-                let revocations = self.revocations.clone();
-                return Ok(Box::new(NtbCaller { socket, from, revocations, rack, host }));
+            let behind_first = self.behind_first.swap(false, Ordering::Relaxed);
+            if let Some(caller) = (!behind_first).then(|| self.of_ntbs()).flatten() {
+                return Ok(caller);
             }
             let Some(behind) = self.inner.handle() else { return self.inner.accept() };
             let behind = behind.as_descriptor();
-            Event::wait_any(&[behind, self.incoming.event()], None);
             if Event::wait_any(&[behind], Some(0)) {
                 return self.inner.accept();
             }
+            if let Some(caller) = self.of_ntbs() {
+                return Ok(caller);
+            }
+            Event::wait_any(&[behind, self.incoming.event()], None);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Two hosts' links through a bridge whose windows lead into memory of this process.
 
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -304,6 +305,32 @@ fn one_who_sleeps_is_woken_by_a_doorbell() {
     }
     let [alpha, beta] = [pair.status(0), pair.status(1)];
     assert!(alpha.doorbells[1] >= 5 && beta.doorbells[0] >= 5, "{alpha:?} {beta:?}");
+}
+
+/// Each connects again and again without a word, so that somebody of it is always there.
+#[test]
+fn who_comes_through_the_ntb_keeps_nobody_behind_waiting() {
+    let pair = Pair::new();
+    let inner = pair.behind[0].listen("alpha").unwrap();
+    let behind_waits = inner.handle().unwrap().as_descriptor().try_clone_to_owned().unwrap();
+    let listener = pair.link(0).listening(inner).unwrap();
+    let begin = || {
+        let socket = pair.link(1).ends["alpha"].begin().unwrap();
+        socket.map(|socket| NtbConversation::new(socket).unwrap())
+    };
+    let open: Vec<_> = (0..SLOTS / 2).filter_map(|_| begin()).collect();
+    pair.wait_until(|status| status.conversations.iter().sum::<u64>() == open.len() as u64);
+    let address = pair.behind[1].address("alpha");
+    let (behind, said) = (pair.behind[1].clone(), hello(Purpose::Segments));
+    let connected = std::thread::spawn(move || behind.connect(&address, &said).map(drop));
+    Event::wait_any(&[behind_waits.as_fd()], None);
+    // Those that came through the NTB are all there; the other one is heard long before the last of them.
+    let heard = (0..open.len()).find_map(|_| {
+        let caller = listener.accept().unwrap();
+        (!caller.is_slow()).then(|| caller.hear().unwrap().accept().unwrap())
+    });
+    assert!(heard.is_some());
+    connected.join().unwrap().unwrap();
 }
 
 #[test]
