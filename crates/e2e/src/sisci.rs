@@ -22,6 +22,8 @@ pub fn install(rack: &RackProcesses) -> Result<PathBuf> {
 /// # Errors
 /// As [`install`].
 pub fn install_in(dir: &Path) -> Result<PathBuf> {
+    // What is installed names its own folder.
+    let dir = std::path::absolute(dir)?;
     let folder = dir.join("sisci");
     let library = beside("libsisci.so")?;
     let made = Command::new(INSTALL)
