@@ -235,7 +235,7 @@ impl KeptAnswers {
         outdated
     }
 
-    /// Keeps several.
+    /// Keeps answers, each in the place of the one that its key had.
     pub fn keep(&mut self, kept: impl IntoIterator<Item = KeptAnswer>) {
         kept.into_iter().for_each(|kept| drop(self.put(kept)));
     }

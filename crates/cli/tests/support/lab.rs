@@ -13,7 +13,7 @@ use super::{PATIENCE, Rack, programs};
 
 /// A rack of a name that no other has: network namespaces are the machine's.
 pub struct Lab {
-    /// The rack.
+    /// The processes of the rack that the hosts belong to.
     pub rack: Rack,
     /// What it is called; part of the names of its namespaces.
     pub name: String,

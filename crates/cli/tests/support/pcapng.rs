@@ -4,7 +4,7 @@
 /// What a capture has of the frames of one interface.
 #[derive(Debug, Default)]
 pub struct CaptureFile {
-    /// The interface's name.
+    /// The interface that the packet was captured at, by its option `if_name`.
     pub interface: String,
     /// The frames, in order.
     pub frames: Vec<CapturedFrame>,
@@ -13,7 +13,7 @@ pub struct CaptureFile {
 /// A frame of a capture.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CapturedFrame {
-    /// Nanoseconds since 1970.
+    /// When it was captured, in nanoseconds since 1970 in UTC.
     pub time_ns: u64,
     /// Whether the interface sent it.
     pub sent: bool,

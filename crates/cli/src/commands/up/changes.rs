@@ -113,7 +113,7 @@ pub fn was_there(section: &RackSection) -> bool {
 /// A rack file that was read.
 #[derive(Debug)]
 pub struct ListedFile<'a> {
-    /// Its text.
+    /// The file as it was read, which errors point into.
     pub text: &'a str,
     /// What is in it.
     pub rack: &'a Rack,
