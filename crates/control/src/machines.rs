@@ -89,7 +89,7 @@ pub struct Certificates {
     pub certificates: String,
 }
 
-/// A rack file.
+/// A rack file that a joined host reads, or that the rack is to follow.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct RackFile {
     /// The file's text, in TOML.

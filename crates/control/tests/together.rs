@@ -9,7 +9,7 @@ use rackbus_control::{Service, ServiceOptions};
 use rackbus_fabric::rack::DeviceCapability;
 use rackbus_lease::{Config, Message};
 
-/// Functions of alpha.
+/// How many functions alpha lends: more than there are requests in a test.
 const FUNCTIONS: usize = 20;
 
 /// What a store does with its commits, as a test says.

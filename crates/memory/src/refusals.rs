@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub struct RefusalBurst<F> {
     /// The one that it began with.
     pub first: F,
-    /// The newest.
+    /// The newest one so far; the same as the first where it is alone.
     pub last: F,
     at: Instant,
 }

@@ -70,9 +70,9 @@ pub struct DeviceReport {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ReportedIdentity {
-    /// PCI vendor ID.
+    /// Who made it: the vendor ID that the PCI-SIG gave out.
     pub vendor_id: u16,
-    /// PCI device ID.
+    /// Which of the vendor's devices it is.
     pub device_id: u16,
     /// Class code: base class, sub-class and programming interface, from bit 23 on down.
     pub class: u32,

@@ -129,7 +129,7 @@ impl Joint {
         self.up
     }
 
-    /// What was counted.
+    /// Counts since this end was made, over all of its lives.
     pub fn counts(&self) -> JointCounts {
         self.counts
     }

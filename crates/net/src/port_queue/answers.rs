@@ -52,7 +52,7 @@ impl Answers {
         true
     }
 
-    /// Whether none waits.
+    /// Whether no answer waits for its asker.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -64,7 +64,7 @@ impl Answers {
         self.is_current.then_some(is_new)
     }
 
-    /// The next one.
+    /// The oldest answer that waits, as the frame that its asker receives.
     pub fn frame(&self) -> Option<Frame<'_>> {
         let bytes =
             self.memory.as_ref()?.whole().part(self.first * PLACE, *self.waiting.front()?)?;

@@ -15,7 +15,7 @@ pub const NAME: &str = "rackbus0";
 
 /// An interface that was made.
 pub struct MadeInterface {
-    /// Its queues.
+    /// The TAP device's queues, of which each carries frames in both directions.
     pub queues: Vec<OwnedFd>,
     /// What it had no room for, where the kernel says it.
     pub unread: Option<UnreadFrames>,

@@ -115,7 +115,7 @@ pub(in crate::service) enum RegisterRequest {
 
 /// A rack file that the running rack is to be that of.
 pub(in crate::service) struct NewRackFile {
-    /// What it lists.
+    /// The hosts, devices and compositions that it lists.
     pub inventory: Inventory,
     /// Reads it again, with devices beside its own.
     pub read: ReadRack,
