@@ -38,6 +38,10 @@ impl Failure {
     }
 }
 
+/// A command does not know whose the control plane is: that of `up`, or one of several machines.
+const NO_CONTROL_PLANE: &str = "start the rack with `rackbus up`; where its hosts are machines, see that \
+    `rackbus control` runs and is reached";
+
 impl From<ControlClientError> for Failure {
     fn from(error: ControlClientError) -> Self {
         match error {
@@ -52,7 +56,7 @@ impl From<ControlClientError> for Failure {
                 error,
                 "upgrade the older side: what both know works with adjacent versions",
             ),
-            other => Failure::new(other.to_string(), "start the rack with `rackbus up`"),
+            other => Failure::new(other.to_string(), NO_CONTROL_PLANE),
         }
     }
 }

@@ -152,7 +152,7 @@ fn racks_in(base: &Path) -> Vec<PathBuf> {
 fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
     match racks_in(base).as_slice() {
         [rack] => Ok(rack.clone()),
-        [] => Err(Failure::new("no rack runs on this machine", "start one with `rackbus up`")),
+        [] => Err(Failure::new("no rack runs on this machine", START)),
         several => {
             let names: Vec<String> = several
                 .iter()
@@ -168,7 +168,7 @@ fn only_rack(base: &Path) -> Result<PathBuf, Failure> {
 /// What `up` noted in a run directory.
 pub fn running(run_dir: &Path) -> Result<RunningRack, Failure> {
     let path = run_dir.join("rack.json");
-    let remedy = "start the rack with `rackbus up`";
+    let remedy = START;
     let text = fs::read(&path).map_err(|cause| match cause.kind() {
         std::io::ErrorKind::NotFound => {
             Failure::new(format!("no rack runs in {}", run_dir.display()), remedy)
@@ -177,6 +177,28 @@ pub fn running(run_dir: &Path) -> Result<RunningRack, Failure> {
     })?;
     serde_json::from_slice(&text)
         .map_err(|cause| Failure::new(format!("{}: {cause}", path.display()), remedy))
+}
+
+/// What is done where a run directory is another process'.
+pub const OWN_RUN_DIR: &str = "name a run directory of its own with --run-dir";
+
+/// How a rack starts, of which no part runs here.
+pub const START: &str =
+    "start the rack with `rackbus up`, or have this machine join one with `rackbus node --join`";
+
+/// Refuses a run directory in which a node runs that joined the rack of other machines: what is noted there is that
+/// node's.
+pub fn check_not_joined(run_dir: &Path) -> Result<(), Failure> {
+    let Some(host) = living(run_dir).into_iter().find_map(|process| process.host) else {
+        return Ok(());
+    };
+    match running(run_dir) {
+        Ok(noted) if noted.is_joined() => {
+            let error = format!("the node of {host} runs in {} already", run_dir.display());
+            Err(Failure::new(error, OWN_RUN_DIR))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes a folder that only this user can enter. One that somebody else can change is refused.

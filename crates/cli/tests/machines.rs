@@ -264,7 +264,15 @@ fn a_run_directory_is_one_nodes() {
     let expected =
         format!("the node of alpha runs in {place} already; name a run directory of its own");
     assert!(said.contains(&expected) && said.contains("--run-dir"), "{said}");
-    // What beta would have noted there is not, and commands there are alpha's as before.
+    // Nor does a control plane start there, or a whole rack.
+    let file = other.path().join("rack.toml");
+    std::fs::write(&file, RACK).unwrap();
+    let file = file.to_str().unwrap();
+    for start in [&["control", file, "--listen", "127.0.0.1:0"][..], &["control"], &["up", file]] {
+        let said = alpha.bad(&[start, &own[..]].concat());
+        assert!(said.contains(&expected) && said.contains("--run-dir"), "{start:?}: {said}");
+    }
+    // What they would have noted there is not, and commands there are alpha's as before.
     assert_eq!(noted(), before);
     assert_eq!(alpha.json(&["whoami"])["host"], "alpha");
 }

@@ -239,7 +239,9 @@ impl Upstream {
 
     /// Goes on with the function of another process, and its user.
     fn go_on(&self, passed: PassedOn, user: User) -> io::Result<Resumed> {
-        let PassedOn { connection, shape, resources, vectors, pin, conversation } = passed;
+        let PassedOn { connection, shape, resources, vectors, pin, identity, conversation } =
+            passed;
+        *locked(&self.identity) = identity;
         let User { lending, stream, .. } = user;
         let server = Arc::new(connection.try_clone()?);
         let device = RemoteDevice::resume(server, shape, self.when_lost(stream));
@@ -358,7 +360,9 @@ impl Lendable for Upstream {
         let process = locked(&self.process).as_ref().map(ServerProcess::number);
         match &*locked(&self.opened) {
             Some(function) => {
-                function.save(process, conversation).map(Some).map_err(NotSaved::Refused)
+                let identity = *locked(&self.identity);
+                let saved = function.save(process, identity, conversation);
+                saved.map(Some).map_err(NotSaved::Refused)
             }
             None => Ok(None),
         }

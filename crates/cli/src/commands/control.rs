@@ -106,6 +106,7 @@ impl Args {
             &process::pid_file(&run_dir, None),
             process::runs_already("the control plane"),
         )?;
+        paths::check_not_joined(&run_dir)?;
         // Not before: where one runs, its note is what others go by.
         if is_new {
             running.note(&run_dir)?;

@@ -93,7 +93,7 @@ impl Args {
 fn attach(run_dir: &Path, host: &str) -> Result<Session, Failure> {
     let location = Location { run_dir: run_dir.to_owned(), host: host.to_owned() };
     let failed = |error: AttachError| {
-        Failure::new(error.to_string(), "look with `rackbus status`, start it with `rackbus up`")
+        Failure::new(error.to_string(), format!("look with `rackbus status`; {}", paths::START))
     };
     Session::open(&location).map_err(failed)
 }

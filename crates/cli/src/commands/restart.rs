@@ -87,15 +87,13 @@ impl Args {
             process::living(run_dir).into_iter().filter_map(|process| process.host).collect();
         if let Some(host) = self.hosts.iter().find(|host| !running.contains(host)) {
             let remedy = match running.len() {
-                0 => "start the rack with `rackbus up`".to_owned(),
+                0 => paths::START.to_owned(),
                 _ => format!("nodes run of {}", running.join(", ")),
             };
             return Err(Failure::new(format!("no node of {host} runs"), remedy));
         }
         match self.all {
-            true if running.is_empty() => {
-                Err(Failure::new("no node runs", "start the rack with `rackbus up`"))
-            }
+            true if running.is_empty() => Err(Failure::new("no node runs", paths::START)),
             true => Ok(running),
             false => Ok(self.hosts.clone()),
         }

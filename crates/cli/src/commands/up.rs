@@ -72,6 +72,7 @@ impl Args {
             }
             return following::apply(&run_dir, &self.file, (&rack, &devices), output).await;
         }
+        paths::check_not_joined(&run_dir)?;
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
         RunningRack::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::processes::{Cluster, Part, etcd};
 use super::support::machines::free_port;
@@ -72,13 +73,6 @@ async fn etcd_is_known_by_its_authority_and_takes_those_whom_it_has_certified() 
     for _ in 0..2 {
         cluster.control(&good.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    // It is given some time in which etcd may begin to answer.
-    let file = cluster.root.path().join("rack.toml");
-    let listen = format!("127.0.0.1:{}", free_port());
-    let begun = ["control", file.to_str().unwrap(), "--listen", &listen, "--store", "etcd"];
-    let wrong: Vec<&str> = begun.into_iter().chain(wrong.iter().map(String::as_str)).collect();
-    let mut misled = Part::rackbus(cluster.root.path(), "misled", &wrong);
-
     cluster.leader(None).await;
     for host in ["alpha", "beta"] {
         cluster.node(host).await;
@@ -86,9 +80,24 @@ async fn etcd_is_known_by_its_authority_and_takes_those_whom_it_has_certified() 
     cluster.up().await;
     lend_once(&cluster).await;
 
+    // No time in which etcd may begin to answer makes its certificate another one: it is not waited for, once all listen.
+    for member in store.split(',').filter_map(|url| url.strip_prefix("https://")) {
+        while std::net::TcpStream::connect(member).is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let file = cluster.root.path().join("rack.toml");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let begun = ["control", file.to_str().unwrap(), "--listen", &listen, "--store", "etcd"];
+    let wrong: Vec<&str> = begun.into_iter().chain(wrong.iter().map(String::as_str)).collect();
+    let mut misled = Part::rackbus(cluster.root.path(), "misled", &wrong);
+
     let unknown = "its certificate is not of the authority that --etcd-ca names";
     let refused = back_up(&cluster, &options(&foreign, Some(&own))).unwrap_err();
-    assert!(refused.contains("etcd cannot be reached") && refused.contains(unknown), "{refused}");
+    assert!(
+        refused.contains("not the one that is meant") && refused.contains(unknown),
+        "{refused}"
+    );
     let refused = back_up(&cluster, &options(&own, None)).unwrap_err();
     assert!(
         refused.contains("etcd does not answer") && refused.contains("Certificate"),
@@ -101,4 +110,5 @@ async fn etcd_is_known_by_its_authority_and_takes_those_whom_it_has_certified() 
     assert!(!misled.ended().success(), "{}", logs(&cluster));
     let said = misled.log();
     assert!(said.contains(unknown) && said.contains("see that etcd runs"), "{said}");
+    assert!(!said.contains("waiting for etcd"), "{said}");
 }

@@ -256,7 +256,10 @@ impl EtcdClient {
         let outcome = outcome.unwrap_or_else(|_| {
             Err(KvError::Unknown(format!("{} takes too long", self.cluster.endpoints[self.at])))
         });
-        if matches!(outcome, Err(KvError::Unknown(_) | KvError::Unreachable(_))) {
+        if matches!(
+            outcome,
+            Err(KvError::NotTrusted(_) | KvError::Unknown(_) | KvError::Unreachable(_))
+        ) {
             self.open = None;
             self.at = (self.at + 1) % self.cluster.endpoints.len();
         }
@@ -303,7 +306,7 @@ impl EtcdClient {
         if !usable {
             self.open = None;
             let members = self.cluster.endpoints.len();
-            let mut failed = "it has no members".to_owned();
+            let (mut failed, mut refused) = ("it has no members".to_owned(), 0);
             for _ in 0..members {
                 let member = &self.cluster.endpoints[self.at];
                 match tokio::time::timeout(CONNECT, connect(&self.cluster, member)).await {
@@ -311,35 +314,52 @@ impl EtcdClient {
                         self.open = Some(open);
                         break;
                     }
-                    Ok(Err(error)) => failed = format!("{member}: {error}"),
+                    Ok(Err(error)) => {
+                        refused += usize::from(matches!(error, NotConnected::NotTrusted(_)));
+                        failed = format!("{member}: {error}");
+                    }
                     Err(_) => failed = format!("{member} takes too long"),
                 }
                 self.at = (self.at + 1) % members;
             }
             if self.open.is_none() {
-                return Err(KvError::Unreachable(failed));
+                // Of members that do not answer it is not known which certificate they have.
+                return Err(match refused > 0 && refused == members {
+                    true => KvError::NotTrusted(failed),
+                    false => KvError::Unreachable(failed),
+                });
             }
         }
         self.open.as_mut().ok_or_else(|| KvError::Unreachable("no connection".to_owned()))
     }
 }
 
-async fn connect(cluster: &Cluster, member: &EtcdEndpoint) -> std::io::Result<Open> {
+/// Why there is no connection to a member.
+#[derive(Debug, thiserror::Error)]
+enum NotConnected {
+    /// Its certificate is refused, with the reason.
+    #[error("{0}")]
+    NotTrusted(String),
+    #[error(transparent)]
+    Failed(#[from] std::io::Error),
+}
+
+async fn connect(cluster: &Cluster, member: &EtcdEndpoint) -> Result<Open, NotConnected> {
     let socket = TcpStream::connect((member.host.as_str(), member.port)).await?;
     socket.set_nodelay(true)?;
     match cluster.tls.as_ref().filter(|_| member.tls) {
-        None => begin(TokioIo::new(socket)).await,
+        None => Ok(begin(TokioIo::new(socket)).await?),
         Some(tls) => {
             let name = ServerName::try_from(member.host.clone())
                 .map_err(|_| std::io::Error::other("it has a name that no certificate can have"))?;
             let connected = TlsConnector::from(tls.clone()).connect(name, socket).await;
-            begin(TokioIo::new(connected.map_err(not_trusted)?)).await
+            Ok(begin(TokioIo::new(connected.map_err(not_trusted)?)).await?)
         }
     }
 }
 
 /// Says of a member whose certificate is refused what is wrong with it, in the words of who named it.
-fn not_trusted(error: std::io::Error) -> std::io::Error {
+fn not_trusted(error: std::io::Error) -> NotConnected {
     let cause = error.get_ref().and_then(|it| it.downcast_ref::<TlsError>());
     let wrong = match cause {
         // Of another authority, which may have the same name.
@@ -349,9 +369,9 @@ fn not_trusted(error: std::io::Error) -> std::io::Error {
         Some(TlsError::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         )) => "its certificate does not name the host by which it is named here",
-        _ => return error,
+        _ => return NotConnected::Failed(error),
     };
-    std::io::Error::other(format!("{wrong} ({error})"))
+    NotConnected::NotTrusted(format!("{wrong} ({error})"))
 }
 
 async fn begin(

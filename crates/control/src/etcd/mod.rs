@@ -176,6 +176,9 @@ pub enum KvError {
     /// No member can be reached: nothing was sent.
     #[error("etcd cannot be reached: {0}")]
     Unreachable(String),
+    /// Every member shows a certificate that is refused: nothing was sent, and waiting is of no use.
+    #[error("etcd is not the one that is meant: {0}")]
+    NotTrusted(String),
     /// The answer was lost, or is none: it may have been done.
     #[error("etcd does not answer: {0}")]
     Unknown(String),

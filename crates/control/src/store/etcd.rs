@@ -134,7 +134,7 @@ impl Etcd {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a commit is tried again");
-                    unsure |= !matches!(error, KvError::Unreachable(_));
+                    unsure |= !matches!(error, KvError::Unreachable(_) | KvError::NotTrusted(_));
                     self.kv.pause();
                 }
             }

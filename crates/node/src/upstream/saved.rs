@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use rackbus_control::api::ReportedIdentity;
 use rackbus_devices::upstream::CLASS;
 use rackbus_pci::vfio_user::{
     DeviceShape, PassthroughSession, RegionShape, RestingConversation, SavedSession, ServedDevice,
@@ -23,7 +24,7 @@ use super::process::ServerProcess;
 use super::session::OpenedUpstream;
 
 /// The version of what is written down of a function beside what its user gave it.
-pub(crate) const STATE_VERSION: u32 = 1;
+pub(crate) const STATE_VERSION: u32 = 2;
 
 /// What there is of a function beside what its user gave it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,9 @@ pub(super) struct UpstreamState {
     vectors: Vec<u32>,
     /// Whether the user has wired the interrupt pin.
     pin: bool,
+    /// What it says that it is; version 1 did not keep it.
+    #[serde(default)]
+    identity: Option<ReportedIdentity>,
 }
 
 /// A function that another process passed on.
@@ -53,6 +57,8 @@ pub(super) struct PassedOn {
     pub vectors: Vec<u32>,
     /// Whether its user has wired the interrupt pin.
     pub pin: bool,
+    /// What it says that it is, where that is known.
+    pub identity: Option<ReportedIdentity>,
     /// The conversation with the user, which rests.
     pub conversation: RestingConversation,
 }
@@ -69,14 +75,14 @@ impl PassedOn {
         let state: UpstreamState = model.read(CLASS, STATE_VERSION).map_err(io::Error::other)?;
         let [connection] = <[OwnedFd; 1]>::try_from(medium)
             .map_err(|all| io::Error::other(format!("{} connections to one server", all.len())))?;
-        let UpstreamState { process: _, regions, irqs, vectors, pin } = state;
+        let UpstreamState { process: _, regions, irqs, vectors, pin, identity } = state;
         if (regions.len(), irqs.len()) != (region::COUNT as usize, irq::COUNT as usize) {
             return Err(io::Error::other("it has other regions or interrupts than a PCI function"));
         }
         let regions = regions.into_iter().map(|size| RegionShape { size, mappable: None });
         let shape = DeviceShape { regions: regions.collect(), irqs };
         let connection = UnixStream::from(connection);
-        Ok(PassedOn { connection, shape, resources, vectors, pin, conversation })
+        Ok(PassedOn { connection, shape, resources, vectors, pin, identity, conversation })
     }
 }
 
@@ -104,13 +110,15 @@ pub(crate) fn abandon(saved: &SavedSession) {
 }
 
 impl OpenedUpstream {
-    /// The function as a value, and the conversation with its user, which rests. Nothing of the function changes.
+    /// The function as a value, with the number of its program's `process` and what it says that it is, and the conversation
+    /// with its user, which rests. Nothing of the function changes.
     ///
     /// # Errors
     /// The program is gone, or this process has no descriptors left.
     pub(super) fn save(
         &self,
         process: Option<u32>,
+        identity: Option<ReportedIdentity>,
         conversation: RestingConversation,
     ) -> Result<SavedSession, SaveError> {
         if !self.device.is_there() {
@@ -119,7 +127,8 @@ impl OpenedUpstream {
         let DeviceShape { regions, irqs } = self.device.shape();
         let regions = regions.iter().map(|region| region.size).collect();
         let (vectors, pin) = self.interrupts.wired();
-        let state = UpstreamState { process, regions, irqs: irqs.clone(), vectors, pin };
+        let irqs = irqs.clone();
+        let state = UpstreamState { process, regions, irqs, vectors, pin, identity };
         let medium = vec![OwnedFd::from(self.connection.try_clone()?)];
         let (mappings, windows) = locked(&self.mappings).given();
         // The program has the eventfds.
@@ -146,7 +155,9 @@ mod tests {
         regions[0] = 16384;
         let mut irqs = vec![0; irq::COUNT as usize];
         irqs[irq::MSIX as usize] = 9;
-        UpstreamState { process: Some(4711), regions, irqs, vectors: vec![0, 3], pin: false }
+        let (process, vectors) = (Some(4711), vec![0, 3]);
+        let identity = ReportedIdentity { vendor_id: 0x494f, device_id: 0xdc8, class: 0x07_0002 };
+        UpstreamState { process, regions, irqs, vectors, pin: false, identity: Some(identity) }
     }
 
     fn saved(state: &UpstreamState, connections: usize) -> SavedSession {
@@ -165,7 +176,8 @@ mod tests {
         for version in 1..=STATE_VERSION {
             let read: ModelState = serde_json::from_str(&stored().read(version)).unwrap();
             let read: UpstreamState = read.read(CLASS, STATE_VERSION).unwrap();
-            assert_eq!(read, state(), "version {version}");
+            let identity = state().identity.filter(|_| version > 1);
+            assert_eq!(read, UpstreamState { identity, ..state() }, "version {version}");
         }
     }
 

@@ -441,9 +441,6 @@ fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
     Failure::new(error.to_string(), AGAIN)
 }
 
-/// What is done where a run directory is another process'.
-const OWN_RUN_DIR: &str = "name a run directory of its own with --run-dir";
-
 /// Refuses a run directory in which the control plane, or the node of another host than `host`, runs: commands there are for
 /// that one.
 fn check_alone(run_dir: &Path, host: &str) -> Result<(), Failure> {
@@ -451,13 +448,13 @@ fn check_alone(run_dir: &Path, host: &str) -> Result<(), Failure> {
     let other = living.find(|it| it.host.as_deref() != Some(host));
     let Some(other) = other else { return Ok(()) };
     let what = other.host.map_or("the control plane".to_owned(), |it| format!("the node of {it}"));
-    Err(Failure::new(format!("{what} runs in {} already", run_dir.display()), OWN_RUN_DIR))
+    Err(Failure::new(format!("{what} runs in {} already", run_dir.display()), paths::OWN_RUN_DIR))
 }
 
 fn not_listened(socket: &Path, cause: &std::io::Error) -> Failure {
     match cause.kind() {
         // It says which socket.
-        std::io::ErrorKind::AddrInUse => Failure::new(cause.to_string(), OWN_RUN_DIR),
+        std::io::ErrorKind::AddrInUse => Failure::new(cause.to_string(), paths::OWN_RUN_DIR),
         _ => not_written(socket, cause),
     }
 }

@@ -117,46 +117,50 @@ impl<'a> Machines<'a> {
         Ok(())
     }
 
-    /// Uses a machine until it is ended or has lost a drive.
+    /// Uses the drives that a machine has, until it is ended or has lost all of them. A drive that fails is not used
+    /// again: what is lost does not come back to a machine by itself.
     fn live(&mut self, guest: &mut Guest) -> Result<()> {
-        if guest.wait_drives(MACHINE_DRIVES.len()).is_err() {
-            return Ok(());
-        }
+        let mut failed = [false; MACHINE_DRIVES.len()];
         let rounds = 1 + self.random.below(30);
         for _ in 0..rounds {
-            if self.soak.load.stop.load(Ordering::Relaxed) {
+            // One that was plugged in just now may come later than another.
+            let mut drives = present(guest);
+            drives.retain(|drive| !failed[*drive]);
+            if drives.is_empty() || self.soak.load.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let drive = self.random.below(MACHINE_DRIVES.len());
-            let block = self.random.below(BLOCKS);
-            let outcome = match self.random.below(10) {
-                0 => {
-                    let script = self.write(drive, block);
-                    self.freeze(guest, &script)
-                }
-                1..6 => {
-                    let script = self.write(drive, block);
-                    let (value, said) = (self.value, guest.vm().exec(&script, COMMAND));
-                    let acknowledged = said.is_ok_and(|output| output.ok());
-                    if acknowledged {
-                        self.models[drive].written(self.life, block, value);
-                        self.done.written += 1;
-                    }
-                    acknowledged
-                }
-                _ => match guest.vm().exec(&read(drive, block), COMMAND) {
-                    Ok(output) if output.ok() => {
-                        self.check(drive, block, &output.text())?;
-                        true
-                    }
-                    _ => false,
-                },
-            };
-            if !outcome {
-                return Ok(());
-            }
+            let drive = drives[self.random.below(drives.len())];
+            failed[drive] = !self.operate(guest, drive)?;
         }
         Ok(())
+    }
+
+    /// Writes or reads a block of a drive; false when the guest, or its drive, does not do it.
+    fn operate(&mut self, guest: &mut Guest, drive: usize) -> Result<bool> {
+        let block = self.random.below(BLOCKS);
+        match self.random.below(10) {
+            0 => {
+                let script = self.write(drive, block);
+                Ok(self.freeze(guest, &script))
+            }
+            1..6 => {
+                let script = self.write(drive, block);
+                let (value, said) = (self.value, guest.vm().exec(&script, COMMAND));
+                let acknowledged = said.is_ok_and(|output| output.ok());
+                if acknowledged {
+                    self.models[drive].written(self.life, block, value);
+                    self.done.written += 1;
+                }
+                Ok(acknowledged)
+            }
+            _ => match guest.vm().exec(&read(drive, block), COMMAND) {
+                Ok(output) if output.ok() => {
+                    self.check(drive, block, &output.text())?;
+                    Ok(true)
+                }
+                _ => Ok(false),
+            },
+        }
     }
 
     /// A script that writes a new value to a block of a drive.
@@ -268,9 +272,25 @@ fn digits(value: u64) -> String {
     text
 }
 
+/// The drives that a machine has now, as places in [`MACHINE_DRIVES`]: waits for one. None where none comes, or its agent
+/// does not answer.
+fn present(guest: &mut Guest) -> Vec<usize> {
+    let script = "for try in $(seq 200); do \
+                  ls /dev/nvme*n1 >/dev/null 2>&1 && exec cat /sys/class/nvme/nvme*/serial; sleep 0.05; done; exit 1";
+    let said = guest.vm().exec(script, COMMAND);
+    let serials = said.map(|output| output.text()).unwrap_or_default();
+    let has = |drive: &usize| serials.lines().any(|line| line.trim() == serial(*drive));
+    (0..MACHINE_DRIVES.len()).filter(has).collect()
+}
+
+/// A drive's serial number is made of its name.
+fn serial(drive: usize) -> String {
+    MACHINE_DRIVES[drive].replace('/', "-")
+}
+
 /// The beginning of a script: the file of a drive, which is known by its serial number, that of its name.
 fn find(drive: usize) -> String {
-    let serial = MACHINE_DRIVES[drive].replace('/', "-");
+    let serial = serial(drive);
     format!(
         "at=$(dirname $(grep -l '^{serial} *$' /sys/class/nvme/nvme*/serial | head -n 1)) && \
          drive=/dev/$(basename $at/nvme*n1) && [ -b \"$drive\" ]"
