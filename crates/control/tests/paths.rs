@@ -13,11 +13,11 @@ use rackbus_lease::{Config, Message};
 
 /// Two machines that the network joins, and an NTB.
 async fn open() -> Arc<Service> {
-    open_joined([]).await
+    open_ntb_linked([]).await
 }
 
 /// The same, where NTBs of these pairs are for the link.
-async fn open_joined<const N: usize>(joined: [(&str, &str); N]) -> Arc<Service> {
+async fn open_ntb_linked<const N: usize>(ntb_linked: [(&str, &str); N]) -> Arc<Service> {
     let file = "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
                 [hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\n\
                 [hosts.beta.ntb.alpha]\naddress = \"0000:06:00.0\"\n";
@@ -36,7 +36,7 @@ async fn open_joined<const N: usize>(joined: [(&str, &str); N]) -> Arc<Service> 
         devices: vec![device].into(),
         topology: derive::topology_of_machines(&rack).unwrap(),
         apart: true,
-        joined: joined.map(|(a, b)| (a.to_owned(), b.to_owned())).into(),
+        ntb_linked: ntb_linked.map(|(a, b)| (a.to_owned(), b.to_owned())).into(),
         ..Inventory::default()
     };
     let options = ServiceOptions {
@@ -86,7 +86,7 @@ async fn a_function_in_its_borrowers_own_pci_tree_is_reached_by_bridges() {
 
 #[tokio::test]
 async fn memory_of_hosts_whose_link_is_an_ntb_goes_through_that() {
-    let service = open_joined([("alpha", "beta"), ("beta", "alpha")]).await;
+    let service = open_ntb_linked([("alpha", "beta"), ("beta", "alpha")]).await;
     let path = service.path("alpha", "beta").unwrap();
     let way = ["alpha/root", "alpha/ntb", "beta/ntb", "beta/root", "beta/memory"];
     assert_eq!(names(&path), way);

@@ -8,8 +8,9 @@
 //! * [`window`]: the control area, as `kernel/include/rackbus_window.h` has it. [`requests`]: what the borrower asks
 //!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where; `room`: which of them are
 //!   free. None of them does I/O.
-//! * [`ntb`]: an end of an NTB, held by VFIO. [`joined`]: one that is used for messages between two nodes. [`lender`]: functions that are lent through it, each a `function`: a `device`
-//!   of the machine, or a `model` of one. [`messages`]: what a model's interrupts do (pure).
+//! * [`ntb`]: an end of an NTB, held by VFIO. [`message_ntb`]: one that is used for messages between two nodes. [`lender`]:
+//!   functions that are lent through it, each a `function`: a `device` of the machine, or a `model` of one. [`messages`]: what a
+//!   model's interrupts do (pure).
 //! * [`borrower`]: the kernel module's device file. `reach`: where a borrowed function finds this host's memory.
 
 pub mod borrower;
@@ -17,8 +18,8 @@ mod device;
 mod error;
 mod function;
 pub mod image;
-pub mod joined;
 pub mod lender;
+pub mod message_ntb;
 pub mod messages;
 mod model;
 pub mod ntb;
@@ -30,6 +31,6 @@ pub mod window;
 
 pub use error::MetalError;
 pub use function::OnTakenAway;
-pub use joined::JoinedNtb;
 pub use lender::{LentWindow, WindowLoan};
+pub use message_ntb::MessageNtb;
 pub use reach::window_of;

@@ -50,12 +50,12 @@ pub fn inventory(
         compositions: rack.compositions.iter().filter_map(saved).collect(),
         topology,
         apart,
-        joined: joined(rack),
+        ntb_linked: ntb_linked(rack),
     })
 }
 
 /// The pairs of hosts whose link is an NTB, each in either order: the file names both ends.
-fn joined(rack: &Rack) -> BTreeSet<(String, String)> {
+fn ntb_linked(rack: &Rack) -> BTreeSet<(String, String)> {
     let of_host = |host: &Host| -> Vec<(String, String)> {
         host.link_ntbs.keys().map(|peer| (host.name.clone(), peer.clone())).collect()
     };

@@ -27,7 +27,7 @@ pub struct Inventory {
     /// Hosts are machines that share no memory: fronts run at their borrowers only.
     pub apart: bool,
     /// The pairs of hosts whose nodes share memory and the network through an NTB, each in either order.
-    pub joined: BTreeSet<(String, String)>,
+    pub ntb_linked: BTreeSet<(String, String)>,
 }
 
 /// The functions of a rack in the order of its file, which may be tens of thousands; read as the slice that they are.

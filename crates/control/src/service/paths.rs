@@ -21,7 +21,7 @@ enum BetweenMachines {
     /// The NTBs of the two map it.
     Bridge,
     /// A link through the NTBs of the two carries it.
-    Joined(Crossing),
+    ThroughNtbs(Crossing),
     /// A link carries it.
     Link(Crossing),
 }
@@ -55,7 +55,9 @@ impl Service {
         let (between, hidden) = match self.crossing(from, to) {
             Some(BetweenMachines::Link(crossing)) => (Some(crossing), ComponentKind::Ntb),
             Some(BetweenMachines::Bridge) => (None, ComponentKind::Network),
-            Some(BetweenMachines::Joined(crossing)) => (Some(crossing), ComponentKind::Network),
+            Some(BetweenMachines::ThroughNtbs(crossing)) => {
+                (Some(crossing), ComponentKind::Network)
+            }
             None if is_apart => {
                 let cause = "they are on different machines, which nothing but the network joins";
                 return Err(no_way(cause.to_owned()));
@@ -89,8 +91,8 @@ impl Service {
             (Some(_), Some(_)) => return None,
             (None, None) => {
                 let pair = (here, there);
-                return Some(match inventory.joined.contains(&pair) {
-                    true => BetweenMachines::Joined(through_ntbs(&pair.0, &pair.1)),
+                return Some(match inventory.ntb_linked.contains(&pair) {
+                    true => BetweenMachines::ThroughNtbs(through_ntbs(&pair.0, &pair.1)),
                     false => BetweenMachines::Link(between_hosts(&pair.0, &pair.1)),
                 });
             }

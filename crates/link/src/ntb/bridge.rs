@@ -14,8 +14,8 @@ use rackbus_memory::{AdaptiveSpin, Event, Stream};
 use rustix::event::{PollFd, PollFlags};
 
 use super::conversation::{receive_some, send_some};
-use super::joint::{Arenas, Joint, JointEvent};
 use super::layout::{ArenaLayout, SLOTS};
+use super::protocol::{ArenaEvent, ArenaProtocol, Arenas};
 
 /// Bytes that are moved of one conversation before the others have a turn, and the beat.
 const PIECE: usize = 4096;
@@ -221,7 +221,7 @@ struct MovingBridge<'e> {
     end: &'e LinkEnd,
     incoming: &'e Incoming,
     bridge: Box<dyn NtbDriver>,
-    joint: Joint,
+    protocol: ArenaProtocol,
     /// The sockets of the conversations, by their slots.
     sockets: BTreeMap<usize, UnixStream>,
     /// Those that do not take more bytes just now, and those whose peer does not.
@@ -241,7 +241,7 @@ impl<'e> MovingBridge<'e> {
         incoming: &'e Incoming,
     ) -> MovingBridge<'e> {
         let life = u32::from_ne_bytes(rackbus_identity::random());
-        let joint = Joint::new(bridge.layout(), even, life, Instant::now());
+        let protocol = ArenaProtocol::new(bridge.layout(), even, life, Instant::now());
         let (sockets, full, waiting) = Default::default();
         let before = end.status();
         let (asleep, buffer) = (false, vec![0; PIECE]);
@@ -249,7 +249,7 @@ impl<'e> MovingBridge<'e> {
             end,
             incoming,
             bridge,
-            joint,
+            protocol,
             sockets,
             full,
             waiting,
@@ -288,7 +288,7 @@ impl<'e> MovingBridge<'e> {
         for slot in self.sockets.keys().copied().collect::<Vec<_>>() {
             moved |= self.send(slot) | self.receive(slot);
         }
-        if self.joint.is_to_ring(&*self.bridge) {
+        if self.protocol.is_to_ring(&*self.bridge) {
             self.end.doorbells[0].fetch_add(1, Ordering::Relaxed);
             self.bridge.ring();
         }
@@ -302,34 +302,34 @@ impl<'e> MovingBridge<'e> {
     fn look(&mut self) -> bool {
         let now = Instant::now();
         let mut events = Vec::new();
-        if now >= self.joint.next_beat() && self.bridge.was_cut() {
-            self.joint.cut(&*self.bridge, &mut events);
+        if now >= self.protocol.next_beat() && self.bridge.was_cut() {
+            self.protocol.cut(&*self.bridge, &mut events);
         }
-        events.extend(self.joint.look(&*self.bridge, now));
+        events.extend(self.protocol.look(&*self.bridge, now));
         self.heed(&events)
     }
 
     /// Does what follows from what was found; whether it was anything.
-    fn heed(&mut self, events: &[JointEvent]) -> bool {
+    fn heed(&mut self, events: &[ArenaEvent]) -> bool {
         for event in events {
             match *event {
-                JointEvent::Up => {
+                ArenaEvent::Up => {
                     tracing::info!(host = self.end.host, "the host is there, through the NTB");
                     self.end.up.store(true, Ordering::Relaxed);
                 }
-                JointEvent::Down => {
+                ArenaEvent::Down => {
                     tracing::warn!(host = self.end.host, "the host was lost, through the NTB");
                     self.end.up.store(false, Ordering::Relaxed);
                     self.sockets.clear();
                 }
-                JointEvent::Begun(slot) => match self.incoming.put(&self.end.host) {
+                ArenaEvent::Begun(slot) => match self.incoming.put(&self.end.host) {
                     Ok(socket) => drop(self.sockets.insert(slot, socket)),
                     Err(error) => {
                         tracing::error!(%error, "a conversation through the NTB was refused");
-                        self.joint.end(&*self.bridge, slot);
+                        self.protocol.end(&*self.bridge, slot);
                     }
                 },
-                JointEvent::Ended(slot) => drop(self.sockets.remove(&slot)),
+                ArenaEvent::Ended(slot) => drop(self.sockets.remove(&slot)),
             }
         }
         !events.is_empty()
@@ -341,7 +341,7 @@ impl<'e> MovingBridge<'e> {
         let wanted = self.end.take_wanted();
         let some = !wanted.is_empty();
         for socket in wanted {
-            match self.joint.begin(&*self.bridge) {
+            match self.protocol.begin(&*self.bridge) {
                 Some(slot) => drop(self.sockets.insert(slot, socket)),
                 None => tracing::warn!(
                     host = self.end.host,
@@ -355,7 +355,7 @@ impl<'e> MovingBridge<'e> {
     /// Sends a piece of what the node has for its peer.
     fn send(&mut self, slot: usize) -> bool {
         let Some(socket) = self.sockets.get(&slot) else { return false };
-        let Some(room) = self.joint.room(&*self.bridge, slot) else { return self.end_of(slot) };
+        let Some(room) = self.protocol.room(&*self.bridge, slot) else { return self.end_of(slot) };
         self.waiting.remove(&slot);
         if room == 0 {
             self.waiting.insert(slot);
@@ -365,7 +365,7 @@ impl<'e> MovingBridge<'e> {
         match receive_some(socket, &mut self.buffer[..piece]) {
             Ok(None) => false,
             Ok(Some(count @ 1..)) => {
-                self.joint.put(&*self.bridge, slot, &self.buffer[..count]);
+                self.protocol.put(&*self.bridge, slot, &self.buffer[..count]);
                 true
             }
             Ok(Some(0)) | Err(_) => self.end_of(slot),
@@ -377,7 +377,7 @@ impl<'e> MovingBridge<'e> {
         if !self.sockets.contains_key(&slot) {
             return false;
         }
-        let Some(count) = self.joint.peek(&*self.bridge, slot, &mut self.buffer) else {
+        let Some(count) = self.protocol.peek(&*self.bridge, slot, &mut self.buffer) else {
             return self.end_of(slot);
         };
         self.full.remove(&slot);
@@ -387,7 +387,7 @@ impl<'e> MovingBridge<'e> {
         // Asked when the bytes are here: what is lost before them was lost while the link was down.
         if self.bridge.was_cut() {
             let mut events = Vec::new();
-            self.joint.cut(&*self.bridge, &mut events);
+            self.protocol.cut(&*self.bridge, &mut events);
             return self.heed(&events);
         }
         let Some(socket) = self.sockets.get(&slot) else { return false };
@@ -397,7 +397,7 @@ impl<'e> MovingBridge<'e> {
                 false
             }
             Ok(count) => {
-                self.joint.take(&*self.bridge, slot, count);
+                self.protocol.take(&*self.bridge, slot, count);
                 true
             }
             Err(_) => self.end_of(slot),
@@ -406,7 +406,7 @@ impl<'e> MovingBridge<'e> {
 
     /// A conversation is over, at either end.
     fn end_of(&mut self, slot: usize) -> bool {
-        self.joint.end(&*self.bridge, slot);
+        self.protocol.end(&*self.bridge, slot);
         // Whoever has the other end of the socket sees that.
         if let Some(socket) = self.sockets.remove(&slot) {
             socket.shut_down();
@@ -416,18 +416,18 @@ impl<'e> MovingBridge<'e> {
 
     fn wake_up(&mut self) {
         if std::mem::take(&mut self.asleep) {
-            self.joint.sleep(&*self.bridge, false);
+            self.protocol.sleep(&*self.bridge, false);
         }
     }
 
     /// Sleeps until something rings or the next beat.
     fn wait(&mut self) {
         let limit = match self.asleep {
-            true => self.joint.next_beat().saturating_duration_since(Instant::now()),
+            true => self.protocol.next_beat().saturating_duration_since(Instant::now()),
             false => {
                 self.asleep = true;
                 self.end.sleeps.fetch_add(1, Ordering::Relaxed);
-                self.joint.sleep(&*self.bridge, true);
+                self.protocol.sleep(&*self.bridge, true);
                 ONCE_MORE
             }
         };
@@ -453,7 +453,7 @@ impl<'e> MovingBridge<'e> {
     }
 
     fn count(&self) {
-        let (counts, before) = (self.joint.counts(), &self.before);
+        let (counts, before) = (self.protocol.counts(), &self.before);
         let sum = |one: [u64; 2], other: [u64; 2]| [one[0] + other[0], one[1] + other[1]];
         let mut counted = self.end.counted.lock().unwrap_or_else(PoisonError::into_inner);
         counted.bytes = sum(before.bytes, counts.bytes);

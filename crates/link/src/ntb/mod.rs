@@ -6,7 +6,7 @@
 //! cable: the rack file names the host at the other end. No certificate tells a host that was revoked from one that has joined anew,
 //! so for as long as a revocation of it is kept, all conversations with it go by the link behind, which asks for certificates.
 //!
-//! * [`layout`]: where things are in an arena, the memory that a peer stores to. [`joint`]: what the ends say to each other there.
+//! * [`layout`]: where things are in an arena, the memory that a peer stores to. [`protocol`]: what the ends say to each other there.
 //!   Both are pure.
 //! * `bridge`: the thread of an NTB. `conversation`: what the node has of it.
 //!
@@ -14,8 +14,8 @@
 
 mod bridge;
 mod conversation;
-pub mod joint;
 pub mod layout;
+pub mod protocol;
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
@@ -28,8 +28,8 @@ use rackbus_identity::{Certified, Revocations, Subject};
 use rackbus_memory::{Event, ResourceHandle, StreamError};
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
-pub use joint::Arenas;
 pub use layout::ArenaLayout;
+pub use protocol::Arenas;
 
 use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,

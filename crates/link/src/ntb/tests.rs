@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, Handles, Stream};
 
-use super::joint::SILENCE;
 use super::layout::{SLOTS, SlotWord};
+use super::protocol::SILENCE;
 use super::*;
 use crate::shm::ShmLink;
 use cable::Cable;

@@ -12,7 +12,7 @@
 //! When the node is restarted in place, a function in use does not stop: the next process has it by the same descriptors.
 
 mod conversations;
-mod link;
+mod link_ntbs;
 mod ntbs;
 mod opened;
 mod saved;
@@ -38,7 +38,7 @@ use rackbus_vfio::facts::{Facts, is_vfio};
 use rackbus_vfio::{Binding, Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
 
 use crate::lendable::{Attached, Lendable, LentInWindow, NotReady, NotSaved, Resumed, User};
-pub use link::link_ntbs;
+pub use link_ntbs::link_ntbs;
 pub use ntbs::Ntbs;
 use opened::OpenedFunction;
 pub(crate) use saved::abandon;

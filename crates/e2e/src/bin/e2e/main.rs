@@ -14,12 +14,12 @@ mod cycles;
 mod endings;
 mod firmware;
 mod guests;
-mod joined;
 mod kernels;
 mod machines;
 mod memory;
 mod metal;
 mod nics;
+mod ntb_link;
 mod packages;
 mod peers;
 mod physical;
@@ -60,7 +60,7 @@ type Alone = (&'static str, fn(&Path) -> Result<()>);
 const ALONE: [Alone; 7] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
-    ("two hosts share memory and ring each other through a bridge in software", joined::shared),
+    ("two hosts share memory and ring each other through a bridge in software", ntb_link::shared),
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
     ("guests on two machines use a third one's network card and memory", machines::functions),

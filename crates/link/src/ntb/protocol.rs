@@ -35,7 +35,7 @@ pub trait Arenas {
 
 /// What an end finds when it looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JointEvent {
+pub enum ArenaEvent {
     /// The peer is there: conversations can begin.
     Up,
     /// The peer was lost, or lives anew: all conversations have ended.
@@ -48,7 +48,7 @@ pub enum JointEvent {
 
 /// What an end has counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct JointCounts {
+pub struct ArenaCounts {
     /// Bytes that were put into the peer's arena, and that were taken out of the own one.
     pub bytes: [u64; 2],
     /// Conversations that this end began, and that its peer began.
@@ -83,7 +83,7 @@ fn state(number: u32, ended: bool) -> u32 {
 
 /// An end of the NTB.
 #[derive(Debug)]
-pub struct Joint {
+pub struct ArenaProtocol {
     layout: ArenaLayout,
     /// The number of the first slot in which this end begins conversations; every second one from there is its own.
     first: usize,
@@ -99,14 +99,14 @@ pub struct Joint {
     sleeps: u32,
     rung: u32,
     stored: bool,
-    counts: JointCounts,
+    counts: ArenaCounts,
 }
 
-impl Joint {
+impl ArenaProtocol {
     /// An end whose process has this `life`, a random number, and begins conversations in the even slots or in the odd ones.
     /// Its arena is empty.
-    pub fn new(layout: ArenaLayout, even: bool, life: u32, now: Instant) -> Joint {
-        Joint {
+    pub fn new(layout: ArenaLayout, even: bool, life: u32, now: Instant) -> ArenaProtocol {
+        ArenaProtocol {
             layout,
             first: usize::from(!even),
             life: life.max(1),
@@ -120,7 +120,7 @@ impl Joint {
             sleeps: 0,
             rung: 0,
             stored: false,
-            counts: JointCounts::default(),
+            counts: ArenaCounts::default(),
         }
     }
 
@@ -130,7 +130,7 @@ impl Joint {
     }
 
     /// Counts since this end was made, over all of its lives.
-    pub fn counts(&self) -> JointCounts {
+    pub fn counts(&self) -> ArenaCounts {
         self.counts
     }
 
@@ -140,7 +140,7 @@ impl Joint {
     }
 
     /// Looks what the peer says of itself, and which conversations it begins.
-    pub fn look(&mut self, arenas: &dyn Arenas, now: Instant) -> Vec<JointEvent> {
+    pub fn look(&mut self, arenas: &dyn Arenas, now: Instant) -> Vec<ArenaEvent> {
         let mut events = Vec::new();
         self.look_at_peer(arenas, now, &mut events);
         if now >= self.next_beat {
@@ -154,7 +154,7 @@ impl Joint {
         events
     }
 
-    fn look_at_peer(&mut self, arenas: &dyn Arenas, now: Instant, events: &mut Vec<JointEvent>) {
+    fn look_at_peer(&mut self, arenas: &dyn Arenas, now: Instant, events: &mut Vec<ArenaEvent>) {
         let beat = arenas.load(header::BEAT);
         // In this order: what it knows it has said in the life that was read, or in a later one.
         let said = [header::MAGIC, header::MAGIC + 4, header::LIFE, header::KNOWN];
@@ -181,7 +181,7 @@ impl Joint {
         match (self.up, known == self.life) {
             (false, true) => {
                 self.up = true;
-                events.push(JointEvent::Up);
+                events.push(ArenaEvent::Up);
             }
             // It has forgotten this life, and says soon which one it has now.
             (true, false) => self.forget(arenas, events),
@@ -190,13 +190,13 @@ impl Joint {
     }
 
     /// Stores of either side may have been lost: all conversations end, and the ends find each other anew.
-    pub fn cut(&mut self, arenas: &dyn Arenas, events: &mut Vec<JointEvent>) {
+    pub fn cut(&mut self, arenas: &dyn Arenas, events: &mut Vec<ArenaEvent>) {
         self.forget(arenas, events);
         self.announce(arenas);
     }
 
     /// Ends all conversations. What was stored in this life may be under way still: there is another one then.
-    fn forget(&mut self, arenas: &dyn Arenas, events: &mut Vec<JointEvent>) {
+    fn forget(&mut self, arenas: &dyn Arenas, events: &mut Vec<ArenaEvent>) {
         self.known = 0;
         // Before the next life, which knows nobody yet.
         arenas.store(header::KNOWN, &[0]);
@@ -204,7 +204,7 @@ impl Joint {
         if std::mem::take(&mut self.up) {
             self.life = self.life.wrapping_add(1).max(1);
             self.counts.losses += 1;
-            events.push(JointEvent::Down);
+            events.push(ArenaEvent::Down);
         }
     }
 
@@ -214,7 +214,7 @@ impl Joint {
     }
 
     /// Takes part in what the peer begins in its slots.
-    fn look_at_slots(&mut self, arenas: &dyn Arenas, events: &mut Vec<JointEvent>) {
+    fn look_at_slots(&mut self, arenas: &dyn Arenas, events: &mut Vec<ArenaEvent>) {
         for slot in (1 - self.first..SLOTS).step_by(2) {
             let said = arenas.load(self.layout.word(slot, SlotWord::State));
             let (number, ended) = (said >> 1, said & 1 != 0);
@@ -225,7 +225,7 @@ impl Joint {
             if here.live {
                 // Without an end of the one before.
                 self.violated(arenas, slot);
-                events.push(JointEvent::Ended(slot));
+                events.push(ArenaEvent::Ended(slot));
                 continue;
             }
             self.slots[slot] = Slot { number, answered: true, live: !ended, ..Slot::default() };
@@ -233,7 +233,7 @@ impl Joint {
             self.say(arenas, slot, SlotWord::State, &[said]);
             if !ended {
                 self.counts.conversations[1] += 1;
-                events.push(JointEvent::Begun(slot));
+                events.push(ArenaEvent::Begun(slot));
             }
         }
     }
@@ -282,7 +282,7 @@ impl Joint {
         Some(free.saturating_sub(here.acknowledged & 3) as usize)
     }
 
-    /// Puts bytes into the peer's ring, at most as many as there is [room](Joint::room) for.
+    /// Puts bytes into the peer's ring, at most as many as there is [room](ArenaProtocol::room) for.
     pub fn put(&mut self, arenas: &dyn Arenas, slot: usize, bytes: &[u8]) {
         let (layout, ring) = (self.layout, self.layout.ring());
         let here = &mut self.slots[slot];
@@ -337,7 +337,7 @@ impl Joint {
         Some(count)
     }
 
-    /// Takes so many of the bytes that were found by [`peek`](Joint::peek): the peer has room for others.
+    /// Takes so many of the bytes that were found by [`peek`](ArenaProtocol::peek): the peer has room for others.
     pub fn take(&mut self, arenas: &dyn Arenas, slot: usize, count: usize) {
         let here = &mut self.slots[slot];
         here.taken = here.taken.wrapping_add(count as u32);

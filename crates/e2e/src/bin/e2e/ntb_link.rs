@@ -50,7 +50,7 @@ fn start(dir: &Path) -> Result<JoinedHosts> {
     };
     let [near, far] = cables;
     let mut machines = [boot((ENDS[0], near))?, boot((ENDS[1], far))?];
-    let mut rack = "name = \"joined\"\n".to_owned();
+    let mut rack = "name = \"linked\"\n".to_owned();
     for (end, machine) in machines.iter_mut().enumerate() {
         machine.booted()?;
         let (host, peer, ntb) = (HOSTS[end], HOSTS[1 - end], bridge_address(machine)?);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{Ordering, fence};
 
 use rackbus_link::ntb::{ArenaLayout, Arenas, NtbDriver, OpenNtb};
-use rackbus_metal::JoinedNtb;
+use rackbus_metal::MessageNtb;
 use rackbus_vfio::{Bindings, PciAddress, VfioError};
 
 /// What opens each of the NTBs that are named, by the host that it leads to; `taker` takes them from their drivers.
@@ -31,14 +31,14 @@ fn open(address: PciAddress, taker: &str) -> io::Result<Box<dyn NtbDriver>> {
     bindings.take(address, taker, false).map_err(io::Error::other)?;
     let facts = bindings.sysfs().facts(address).map_err(io::Error::other)?;
     let bytes = |windows| ArenaLayout::within(windows).map(|layout| layout.bytes());
-    let ntb = JoinedNtb::open(facts, bytes).map_err(io::Error::other)?;
+    let ntb = MessageNtb::open(facts, bytes).map_err(io::Error::other)?;
     let layout = ArenaLayout::within(ntb.window_sizes()).ok_or(io::ErrorKind::Unsupported)?;
     Ok(Box::new(LinkNtb { ntb, layout }))
 }
 
 /// An NTB that is open.
 struct LinkNtb {
-    ntb: JoinedNtb,
+    ntb: MessageNtb,
     layout: ArenaLayout,
 }
 

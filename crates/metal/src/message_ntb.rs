@@ -15,12 +15,12 @@ use crate::ntb::Ntb;
 
 /// An end whose memory the other side stores to.
 #[derive(Debug)]
-pub struct JoinedNtb {
+pub struct MessageNtb {
     ntb: Ntb,
     memory: SharedMemory,
 }
 
-impl JoinedNtb {
+impl MessageNtb {
     /// Opens the NTB with these facts, which is bound to `vfio-pci`, and its end of the link. `bytes` says how much memory the
     /// other side is to reach, by the sizes of its window 1 and of this side's; nothing where they are too small.
     ///
@@ -29,7 +29,7 @@ impl JoinedNtb {
     pub fn open(
         facts: Facts,
         bytes: impl FnOnce([u64; 2]) -> Option<u64>,
-    ) -> Result<JoinedNtb, MetalError> {
+    ) -> Result<MessageNtb, MetalError> {
         let address = facts.address;
         let container = Arc::new(Container::new()?);
         let ntb = Ntb::open(&container, facts)?;
@@ -40,7 +40,7 @@ impl JoinedNtb {
         let memory = SharedMemory::create("ntb", bytes)?;
         container.map(ntb.plan().inbound.start, &memory, Access::READ | Access::WRITE)?;
         ntb.start()?;
-        Ok(JoinedNtb { ntb, memory })
+        Ok(MessageNtb { ntb, memory })
     }
 
     /// Sizes of the other side's window 1 and of this side's.
@@ -80,7 +80,7 @@ impl JoinedNtb {
 }
 
 /// Readable when the other side rang.
-impl AsFd for JoinedNtb {
+impl AsFd for MessageNtb {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ntb.as_fd()
     }

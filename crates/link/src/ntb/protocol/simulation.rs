@@ -11,7 +11,7 @@ use rackbus_seeds::{Random, Simulation};
 use super::*;
 
 const SIMULATION: Simulation =
-    Simulation { test: "-p rackbus-link ntb::joint::simulation", usual: 300 };
+    Simulation { test: "-p rackbus-link ntb::protocol::simulation", usual: 300 };
 
 /// A small arena: rings of 4 KiB.
 fn layout() -> ArenaLayout {
@@ -72,7 +72,7 @@ struct Talk {
 }
 
 struct End {
-    joint: Joint,
+    protocol: ArenaProtocol,
     talks: BTreeMap<usize, Talk>,
 }
 
@@ -103,7 +103,7 @@ impl World {
         let bytes = usize::try_from(layout().bytes()).unwrap();
         let arenas = [vec![0; bytes], vec![0; bytes]];
         let ends = [0, 1].map(|end| End {
-            joint: Joint::new(layout(), end == 0, 100 + end, now),
+            protocol: ArenaProtocol::new(layout(), end == 0, 100 + end, now),
             talks: BTreeMap::new(),
         });
         let memory = RefCell::new(Memory { arenas, under_way: Default::default() });
@@ -112,26 +112,26 @@ impl World {
     }
 
     fn look(&mut self, end: usize) {
-        let events = self.ends[end].joint.look(&Side(&self.memory, end), self.now);
+        let events = self.ends[end].protocol.look(&Side(&self.memory, end), self.now);
         for event in events {
             match event {
-                JointEvent::Up => {}
-                JointEvent::Down => {
+                ArenaEvent::Up => {}
+                ArenaEvent::Down => {
                     self.reached.losses += 1;
                     self.ends[end].talks.clear();
                 }
-                JointEvent::Begun(slot) => {
+                ArenaEvent::Begun(slot) => {
                     self.talks += 1;
                     let talk = Talk { own: self.talks, ..Talk::default() };
                     assert!(self.ends[end].talks.insert(slot, talk).is_none(), "begun twice");
                 }
-                JointEvent::Ended(slot) => drop(self.ends[end].talks.remove(&slot)),
+                ArenaEvent::Ended(slot) => drop(self.ends[end].talks.remove(&slot)),
             }
         }
     }
 
     fn begin(&mut self, end: usize) {
-        if let Some(slot) = self.ends[end].joint.begin(&Side(&self.memory, end)) {
+        if let Some(slot) = self.ends[end].protocol.begin(&Side(&self.memory, end)) {
             self.talks += 1;
             let talk = Talk { own: self.talks, ..Talk::default() };
             assert!(self.ends[end].talks.insert(slot, talk).is_none(), "a slot that is taken");
@@ -141,9 +141,9 @@ impl World {
     /// Sends some bytes in a conversation.
     fn send(&mut self, end: usize, slot: usize) {
         let side = Side(&self.memory, end);
-        let End { joint, talks } = &mut self.ends[end];
+        let End { protocol, talks } = &mut self.ends[end];
         let talk = talks.get_mut(&slot).unwrap();
-        let Some(room) = joint.room(&side, slot) else {
+        let Some(room) = protocol.room(&side, slot) else {
             talks.remove(&slot);
             return;
         };
@@ -155,23 +155,23 @@ impl World {
                 _ => byte_of(talk.own, at),
             })
             .collect();
-        joint.put(&side, slot, &bytes);
+        protocol.put(&side, slot, &bytes);
         talk.sent += count;
     }
 
     /// Receives what is there, and checks it.
     fn receive(&mut self, end: usize, slot: usize) -> Result<(), String> {
         let side = Side(&self.memory, end);
-        let End { joint, talks } = &mut self.ends[end];
+        let End { protocol, talks } = &mut self.ends[end];
         let mut bytes = vec![0; self.random.below(5000)];
-        let Some(count) = joint.peek(&side, slot, &mut bytes) else {
-            joint.end(&side, slot);
+        let Some(count) = protocol.peek(&side, slot, &mut bytes) else {
+            protocol.end(&side, slot);
             talks.remove(&slot);
             self.reached.ended += 1;
             return Ok(());
         };
         if count > 0 {
-            joint.take(&side, slot, count);
+            protocol.take(&side, slot, count);
         }
         let talk = talks.get_mut(&slot).unwrap();
         let from = talk.theirs.len();
@@ -193,8 +193,8 @@ impl World {
         self.memory.borrow_mut().arenas[end].fill(0);
         // Random numbers are not near each other.
         self.lives += 100_000;
-        let joint = Joint::new(layout(), end == 0, self.lives, self.now);
-        self.ends[end] = End { joint, talks: BTreeMap::new() };
+        let protocol = ArenaProtocol::new(layout(), end == 0, self.lives, self.now);
+        self.ends[end] = End { protocol, talks: BTreeMap::new() };
     }
 
     fn step(&mut self, quiet: bool) -> Result<(), String> {
@@ -213,7 +213,7 @@ impl World {
             60..75 if slot.is_some() => self.send(end, slot.unwrap()),
             75..90 if slot.is_some() => self.receive(end, slot.unwrap())?,
             90..93 if slot.is_some() && !quiet => {
-                self.ends[end].joint.end(&Side(&self.memory, end), slot.unwrap());
+                self.ends[end].protocol.end(&Side(&self.memory, end), slot.unwrap());
                 self.ends[end].talks.remove(&slot.unwrap());
             }
             93..97 => self.now += Duration::from_millis(self.random.below(120) as u64),
@@ -249,7 +249,7 @@ impl World {
             }
             self.now += BEAT;
         }
-        let up = [0, 1].map(|end| self.ends[end].joint.is_up());
+        let up = [0, 1].map(|end| self.ends[end].protocol.is_up());
         if up == [true; 2] { Ok(()) } else { Err(format!("they do not find each other: {up:?}")) }
     }
 
@@ -257,7 +257,7 @@ impl World {
     fn deliver(&mut self) -> Result<(), String> {
         for end in [0, 1] {
             for slot in self.ends[end].talks.keys().copied().collect::<Vec<_>>() {
-                self.ends[end].joint.end(&Side(&self.memory, end), slot);
+                self.ends[end].protocol.end(&Side(&self.memory, end), slot);
             }
             self.ends[end].talks.clear();
         }
@@ -274,7 +274,7 @@ impl World {
                 self.settle_bytes();
             }
             let sent = self.ends[end].talks[&slot].sent;
-            self.ends[end].joint.end(&Side(&self.memory, end), slot);
+            self.ends[end].protocol.end(&Side(&self.memory, end), slot);
             self.ends[end].talks.clear();
             self.settle_bytes();
             let mut received = 0;
@@ -300,7 +300,7 @@ impl World {
         self.settle()?;
         self.deliver()?;
         self.reached.violations =
-            self.ends.iter().map(|end| end.joint.counts().violations).sum::<u64>();
+            self.ends.iter().map(|end| end.protocol.counts().violations).sum::<u64>();
         Ok(())
     }
 }
@@ -337,7 +337,7 @@ fn a_peer_that_lies_loses_its_conversations_and_stops_nobody() {
         let mut world = World::new(seed);
         world.hostile = Some(1);
         (0..3000).try_for_each(|_| world.step(true)).unwrap();
-        violations += world.ends[0].joint.counts().violations;
+        violations += world.ends[0].protocol.counts().violations;
         // When its place is taken by one that does not lie, they talk.
         world.hostile = None;
         world.restart(1);
