@@ -242,6 +242,17 @@ impl Draft {
         vec![Draft::of_host(EventKind::Refusal, Some(host), text)]
     }
 
+    /// What is new in which NTBs a node does not use for its link.
+    pub fn of_ntbs(host: &str, before: &NodeReport, now: &NodeReport) -> Vec<Draft> {
+        let before = &before.unused_ntbs;
+        let found = now.unused_ntbs.iter().filter(|(peer, why)| before.get(*peer) != Some(*why));
+        let found =
+            found.map(|(peer, why)| format!("the NTB of {host} to {peer} is not used: {why}"));
+        let gone = before.keys().filter(|peer| !now.unused_ntbs.contains_key(*peer));
+        let gone = gone.map(|peer| format!("the NTB of {host} to {peer} is well again"));
+        found.chain(gone).map(|text| Draft::of_host(EventKind::Fault, Some(host), text)).collect()
+    }
+
     /// What is new in what a borrower's node says that a function does not reach of others.
     pub fn of_peers(
         host: &str,

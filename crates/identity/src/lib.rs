@@ -42,10 +42,15 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// SHA-256 of these bytes.
+pub fn digest(bytes: &[u8]) -> [u8; 32] {
+    use sha2::Digest;
+    sha2::Sha256::digest(bytes).into()
+}
+
 /// The fingerprint of a certificate: SHA-256 of its DER encoding.
 fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
-    use sha2::Digest;
-    sha2::Sha256::digest(certificate).into()
+    digest(certificate)
 }
 
 /// Two lower-case digits for each byte, without separators.

@@ -15,7 +15,7 @@ use rackbus_control::node::{NodeSources, serve_node};
 use rackbus_control::{ControlClient, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::{BorrowerAction, Grant};
-use rackbus_link::Link;
+use rackbus_link::{Connect, Link};
 use rackbus_memory::Gate;
 use rackbus_segment::directory::DirectorySettings;
 use rackbus_vfio::PciAddress;
@@ -184,8 +184,9 @@ async fn start(
         process.clone(),
     );
     let left_out = options.log_lines_left_out;
+    let link = (options.link.clone() as Arc<dyn Connect>, counters);
     let observe =
-        metrics::observe(segments.clone(), network.clone(), counters, left_out, process.clone());
+        metrics::observe(segments.clone(), network.clone(), link, left_out, process.clone());
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);

@@ -126,7 +126,7 @@ impl Drop for OpenConversation {
 pub fn observe(
     segments: Arc<Segments>,
     network: NetworkService,
-    link: Arc<LinkCounters>,
+    (way, link): (Arc<dyn Connect>, Arc<LinkCounters>),
     log_lines_left_out: fn() -> u64,
     process: NodeProcess,
 ) -> Observe {
@@ -149,12 +149,22 @@ pub fn observe(
             network: traffic(&network.status()),
             channels: channel_counts(segments.channels()),
             conversations: open.into(),
+            unused_ntbs: unused(way.bridges()),
             restarts_in_place: process.restarts,
             restart_pause_us: process.pause_us,
             plugs_into_vms: true,
             ..NodeReport::default()
         }
     })
+}
+
+/// Which NTBs are not used for the link though they should be, and why.
+fn unused(bridges: Vec<BridgeStatus>) -> BTreeMap<String, String> {
+    let why = |it: BridgeStatus| {
+        let failed = it.failed.then(|| "a part of the link failed: start the node anew".to_owned());
+        Some((it.host, failed.or_else(|| Some(it.mismatch?.to_string()))?))
+    };
+    bridges.into_iter().filter_map(why).collect()
 }
 
 fn channel_counts(channels: Statistics) -> BTreeMap<String, u64> {
@@ -272,6 +282,10 @@ fn bridges_page(bridges: &[BridgeStatus], page: &mut MetricsPage) {
     let of = |it: &BridgeStatus| vec![("host", it.host.clone())];
     let up = bridges.iter().map(|it| (of(it), f64::from(u8::from(it.up))));
     page.gauge("link_ntb_up", "Whether the node at the other end of the NTB is there", up);
+    let is_wrong = |it: &BridgeStatus| it.failed || it.mismatch.is_some();
+    let wrong = bridges.iter().map(|it| (of(it), f64::from(u8::from(is_wrong(it)))));
+    let help = "Whether the NTB is not used, as it leads to another host or the link has failed";
+    page.gauge("link_ntb_unused", help, wrong);
     type Both = fn(&BridgeStatus) -> [u64; 2];
     let both: [(&str, &str, Both); 3] = [
         ("link_ntb_bytes", "Bytes of conversations through the NTB", |it| it.bytes),

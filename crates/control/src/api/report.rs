@@ -215,6 +215,8 @@ pub struct NodeReport {
     pub over_bounds: std::collections::BTreeMap<String, u64>,
     /// Who was refused some shared memory last, because of too much, and what it was told.
     pub last_over_bounds: Option<String>,
+    /// NTBs that are for its link and lead to somebody else, or fail: why, by the host that each is to lead to.
+    pub unused_ntbs: std::collections::BTreeMap<String, String>,
     /// How often it was restarted in place since it was started.
     pub restarts_in_place: u64,
     /// How long it answered nobody at the last of these restarts, in microseconds.
@@ -230,6 +232,10 @@ impl NodeReport {
     pub(crate) fn bound_names(&mut self) {
         const MOST: usize = 64;
         bound_traffic(&mut self.network);
+        self.unused_ntbs.retain(|host, why| host.len() <= MOST && why.len() <= 4 * MOST);
+        while self.unused_ntbs.len() > MOST {
+            self.unused_ntbs.pop_last();
+        }
         let NodeReport { shared_memory, shared_bytes, channels, conversations, .. } = self;
         for counts in [shared_memory, shared_bytes, channels, conversations, &mut self.over_bounds]
         {

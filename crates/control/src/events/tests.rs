@@ -148,6 +148,24 @@ fn a_report_makes_events_of_what_is_new_in_it() {
     let well = texts(report(1, Some("hangs")), report(1, None));
     assert_eq!(well, ["alpha/nvme0 is well again; before: hangs"]);
 }
+
+#[test]
+fn an_ntb_that_is_not_used_is_told_of_once_and_when_it_is_used_again() {
+    let report = |why: Option<&str>| NodeReport {
+        unused_ntbs: why.map(|why| ("beta".to_owned(), why.to_owned())).into_iter().collect(),
+        ..NodeReport::default()
+    };
+    let texts = |before, now| {
+        let drafts = Draft::of_ntbs("alpha", &report(before), &report(now));
+        drafts.into_iter().map(|draft| draft.text).collect::<Vec<_>>()
+    };
+    let not_used = ["the NTB of alpha to beta is not used: it leads elsewhere"];
+    assert_eq!(texts(None, Some("it leads elsewhere")), not_used);
+    assert_eq!(texts(Some("another reason"), Some("it leads elsewhere")), not_used);
+    assert_eq!(texts(Some("it leads elsewhere"), Some("it leads elsewhere")), [] as [&str; 0]);
+    assert_eq!(texts(Some("it"), None), ["the NTB of alpha to beta is well again"]);
+}
+
 #[test]
 fn what_hosts_have_too_much_of_is_told_whenever_it_has_doubled() {
     let report = |locks: u64| NodeReport {

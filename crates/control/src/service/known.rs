@@ -183,6 +183,12 @@ impl RackState {
         report?.peers.get(&function.to_string())
     }
 
+    /// Why the node of `host` does not use its NTB to `peer` for the link, as it says while it is there.
+    pub fn unused_ntb(&self, host: &str, peer: &str) -> Option<&str> {
+        let report = self.reports.get(host).filter(|_| self.listens(host))?;
+        report.unused_ntbs.get(peer).map(String::as_str)
+    }
+
     /// The functions of a host that were ever offered.
     pub fn functions_of(&self, host: &str) -> impl Iterator<Item = &FunctionRecord> {
         let first = FunctionId { host: host.to_owned(), device: String::new() };

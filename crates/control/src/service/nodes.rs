@@ -98,7 +98,10 @@ impl WriterShared {
         }
         let first = before.is_none();
         let before = before.unwrap_or_default();
-        let bounds = known.reports.get(host).map(|now| Draft::of_bounds(host, &before, now));
+        let of_host = |now| {
+            [Draft::of_bounds(host, &before, now), Draft::of_ntbs(host, &before, now)].concat()
+        };
+        let bounds = known.reports.get(host).map(of_host);
         drafts.extend(
             bounds.unwrap_or_default().into_iter().filter(|it| !first || !known.log.says(it)),
         );

@@ -75,6 +75,22 @@ impl Service {
         })
     }
 
+    /// The way of a segment's content where an NTB is for the link, and why that is not used, as the nodes say.
+    fn through_ntbs(&self, writer: &str, reader: &str) -> Crossing {
+        let copies = [
+            format!("{writer}: bytes that were stored, out of the segment's memory there"),
+            format!("{writer}: through a socket, and into {reader}'s memory by the NTB's window"),
+            format!("{reader}: through a socket, and into the memory that is mapped there"),
+        ];
+        let known = self.shared.known();
+        let unused = known.unused_ntb(writer, reader).or_else(|| known.unused_ntb(reader, writer));
+        let link = match unused {
+            Some(why) => format!("an NTB, which is not used just now: {why}"),
+            None => "an NTB, by posted stores".to_owned(),
+        };
+        Crossing { link, lane: None, copies: copies.into() }
+    }
+
     /// How a way goes on between machines; `None` where it is within one, or nothing joins them.
     fn crossing(&self, from: &str, to: &str) -> Option<BetweenMachines> {
         let inventory = self.shared.inventory();
@@ -92,7 +108,7 @@ impl Service {
             (None, None) => {
                 let pair = (here, there);
                 return Some(match inventory.ntb_linked.contains(&pair) {
-                    true => BetweenMachines::ThroughNtbs(through_ntbs(&pair.0, &pair.1)),
+                    true => BetweenMachines::ThroughNtbs(self.through_ntbs(&pair.0, &pair.1)),
                     false => BetweenMachines::Link(between_hosts(&pair.0, &pair.1)),
                 });
             }
@@ -141,16 +157,6 @@ fn between_hosts(writer: &str, reader: &str) -> Crossing {
         format!("{reader}: into the memory that is mapped there"),
     ];
     Crossing { link: LINK.to_owned(), lane: None, copies: copies.into() }
-}
-
-/// The way of a segment's content where an NTB is for the link.
-fn through_ntbs(writer: &str, reader: &str) -> Crossing {
-    let copies = [
-        format!("{writer}: bytes that were stored, out of the segment's memory there"),
-        format!("{writer}: through a socket, and into {reader}'s memory by the NTB's window"),
-        format!("{reader}: through a socket, and into the memory that is mapped there"),
-    ];
-    Crossing { link: "an NTB, by posted stores".to_owned(), lane: None, copies: copies.into() }
 }
 
 /// The way between a front and its medium.

@@ -3,18 +3,20 @@
 //! It looks as long as something moves, and for a bounded, adaptive time after that; then it says to its peer that it sleeps, and
 //! waits for a doorbell, for its own sockets, and for the next beat.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{AdaptiveSpin, Event, Stream};
+use rackbus_memory::{AdaptiveSpin, Stream};
 use rustix::event::{PollFd, PollFlags};
 
-use super::conversation::{receive_some, send_some};
-use super::layout::{ArenaLayout, SLOTS};
+use super::conversation::{TIME_LIMIT, receive_some, send_some};
+use super::end::{Incoming, LinkEnd};
+use super::layout::ArenaLayout;
+use super::peer::PeerMismatch;
 use super::protocol::{ArenaEvent, ArenaProtocol, Arenas};
 
 /// Bytes that are moved of one conversation before the others have a turn, and the beat.
@@ -22,7 +24,7 @@ const PIECE: usize = 4096;
 /// How long after it said that it sleeps a bridge looks once more: a store that was under way then rings nothing.
 const ONCE_MORE: Duration = Duration::from_millis(1);
 /// How often is looked whether the NTB is as it was set up, and how long after it failed it is opened again.
-const AGAIN: Duration = Duration::from_secs(1);
+pub(super) const AGAIN: Duration = Duration::from_secs(1);
 
 /// One end of an NTB, as its driver has it.
 pub trait NtbDriver: Arenas + Send {
@@ -38,9 +40,6 @@ pub trait NtbDriver: Arenas + Send {
     /// Takes note of the peer's ring, so that it can ring again; false when there was none.
     fn answer(&self) -> bool;
 
-    /// Whether the link between the two ends went down since this was asked last: stores may have been lost, of either side's.
-    fn was_cut(&self) -> bool;
-
     /// Whether the NTB still is as it was set up.
     fn works(&self) -> bool;
 }
@@ -55,6 +54,10 @@ pub struct BridgeStatus {
     pub host: String,
     /// Whether that host's node is there.
     pub up: bool,
+    /// Why nothing is said to whoever is at the other end instead; `None` where nobody is found there.
+    pub mismatch: Option<PeerMismatch>,
+    /// Whether this process has ended the link for good, as a part of it failed.
+    pub failed: bool,
     /// Whether conversations go another way all the same, as that host or this one was revoked.
     pub revoked: bool,
     /// Bytes of conversations that were stored into the peer's memory, and that it stored here.
@@ -71,162 +74,17 @@ pub struct BridgeStatus {
     pub violations: u64,
 }
 
-/// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    queue: Mutex<VecDeque<(String, UnixStream)>>,
-    event: Event,
-}
-
-impl Incoming {
-    pub(super) fn new() -> std::io::Result<Incoming> {
-        Ok(Incoming { queue: Mutex::default(), event: Event::new()? })
-    }
-
-    fn queue(&self) -> MutexGuard<'_, VecDeque<(String, UnixStream)>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Puts one in that comes from `host`, and gives the bridge's end of it.
-    fn put(&self, host: &str) -> std::io::Result<UnixStream> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let mut queue = self.queue();
-        // Those that have ended are not heard.
-        queue.retain(|(_, socket)| !socket.is_closed());
-        if queue.iter().filter(|(from, _)| from == host).count() >= SLOTS / 2 {
-            return Err(std::io::Error::other("too many have not been heard yet"));
-        }
-        queue.push_back((host.to_owned(), theirs));
-        self.event.ring();
-        Ok(ours)
-    }
-
-    /// Takes the oldest one, with the host that it comes from.
-    pub(super) fn take(&self) -> Option<(String, UnixStream)> {
-        self.event.drain();
-        let mut queue = self.queue();
-        let first = queue.pop_front();
-        if !queue.is_empty() {
-            self.event.ring();
-        }
-        first
-    }
-
-    /// Readable when there is one.
-    pub(super) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-}
-
-/// What the rest of the link has of an NTB.
-#[derive(Debug)]
-pub(super) struct LinkEnd {
-    host: String,
-    /// Conversations that are to begin: the bridge's ends of their sockets.
-    wanted: Mutex<VecDeque<UnixStream>>,
-    wake: Event,
-    stopped: AtomicBool,
-    up: AtomicBool,
-    sleeps: AtomicU64,
-    doorbells: [AtomicU64; 2],
-    /// Of the lives of the NTB that are over, and of this one.
-    counted: Mutex<BridgeStatus>,
-}
-
-impl LinkEnd {
-    pub(super) fn new(host: String) -> std::io::Result<LinkEnd> {
-        Ok(LinkEnd {
-            host,
-            wanted: Mutex::default(),
-            wake: Event::new()?,
-            stopped: AtomicBool::new(false),
-            up: AtomicBool::new(false),
-            sleeps: AtomicU64::new(0),
-            doorbells: Default::default(),
-            counted: Mutex::default(),
-        })
-    }
-
-    /// Begins a conversation with the peer; `None` while it is not there, or as many are to begin as can be.
-    pub(super) fn begin(&self) -> std::io::Result<Option<UnixStream>> {
-        if !self.up.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let (ours, theirs) = UnixStream::pair()?;
-        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        if wanted.len() >= SLOTS {
-            return Ok(None);
-        }
-        wanted.push_back(theirs);
-        drop(wanted);
-        self.wake.ring();
-        Ok(Some(ours))
-    }
-
-    /// Takes all that are to begin.
-    fn take_wanted(&self) -> VecDeque<UnixStream> {
-        std::mem::take(&mut *self.wanted.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Has the thread end.
-    pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        self.wake.ring();
-    }
-
-    pub(super) fn status(&self) -> BridgeStatus {
-        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        BridgeStatus {
-            host: self.host.clone(),
-            up: self.up.load(Ordering::Relaxed),
-            doorbells: self.doorbells.each_ref().map(|count| count.load(Ordering::Relaxed)),
-            sleeps: self.sleeps.load(Ordering::Relaxed),
-            ..counted
-        }
-    }
-
-    /// Opens the NTB and serves it, again whenever it failed, until it is to [stop](LinkEnd::stop).
-    pub(super) fn serve(&self, even: bool, open: &OpenNtb, incoming: &Incoming) {
-        let mut told = None;
-        while !self.stopped.load(Ordering::Relaxed) {
-            match open() {
-                Ok(bridge) => {
-                    told = None;
-                    let mut moving = MovingBridge::new(self, bridge, even, incoming);
-                    moving.run();
-                    self.up.store(false, Ordering::Relaxed);
-                    // Who wanted one was told that the peer is there.
-                    self.wanted.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                    if !self.stopped.load(Ordering::Relaxed) {
-                        tracing::warn!(host = self.host, "the NTB was reset: it is opened anew");
-                    }
-                }
-                Err(error) => {
-                    let said = Some(error.to_string());
-                    if said != told {
-                        tracing::warn!(host = self.host, %error, "the NTB cannot be used for the link; it is tried again");
-                        told = said;
-                    }
-                }
-            }
-            if !self.stopped.load(Ordering::Relaxed) {
-                self.wake.wait(Some(u64::try_from(AGAIN.as_nanos()).unwrap_or(u64::MAX)));
-            }
-        }
-    }
-}
-
 /// An open NTB, with its conversations.
-struct MovingBridge<'e> {
+pub(super) struct MovingBridge<'e> {
     end: &'e LinkEnd,
     incoming: &'e Incoming,
     bridge: Box<dyn NtbDriver>,
     protocol: ArenaProtocol,
     /// The sockets of the conversations, by their slots.
     sockets: BTreeMap<usize, UnixStream>,
-    /// Those that do not take more bytes just now, and those whose peer does not.
-    full: BTreeSet<usize>,
-    waiting: BTreeSet<usize>,
+    /// Those that do not take more bytes just now, and those whose peer does not, each since when.
+    full: BTreeMap<usize, Instant>,
+    waiting: BTreeMap<usize, Instant>,
     asleep: bool,
     buffer: Vec<u8>,
     /// What was counted in former lives.
@@ -234,14 +92,14 @@ struct MovingBridge<'e> {
 }
 
 impl<'e> MovingBridge<'e> {
-    fn new(
+    pub(super) fn new(
         end: &'e LinkEnd,
         bridge: Box<dyn NtbDriver>,
-        even: bool,
         incoming: &'e Incoming,
     ) -> MovingBridge<'e> {
         let life = u32::from_ne_bytes(rackbus_identity::random());
-        let protocol = ArenaProtocol::new(bridge.layout(), even, life, Instant::now());
+        let protocol =
+            ArenaProtocol::new(bridge.layout(), end.names, end.even, life, Instant::now());
         let (sockets, full, waiting) = Default::default();
         let before = end.status();
         let (asleep, buffer) = (false, vec![0; PIECE]);
@@ -259,7 +117,7 @@ impl<'e> MovingBridge<'e> {
         }
     }
 
-    fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         let mut spin = AdaptiveSpin::default();
         let (mut idle, mut looked) = (Instant::now(), Instant::now());
         while !self.end.stopped.load(Ordering::Relaxed) {
@@ -300,12 +158,10 @@ impl<'e> MovingBridge<'e> {
 
     /// Looks what the peer says; whether it said anything.
     fn look(&mut self) -> bool {
-        let now = Instant::now();
-        let mut events = Vec::new();
-        if now >= self.protocol.next_beat() && self.bridge.was_cut() {
-            self.protocol.cut(&*self.bridge, &mut events);
+        let events = self.protocol.look(&*self.bridge, Instant::now());
+        if self.end.mismatch() != self.protocol.mismatch() {
+            self.end.note_mismatch(self.protocol.mismatch());
         }
-        events.extend(self.protocol.look(&*self.bridge, now));
         self.heed(&events)
     }
 
@@ -321,6 +177,14 @@ impl<'e> MovingBridge<'e> {
                     tracing::warn!(host = self.end.host, "the host was lost, through the NTB");
                     self.end.up.store(false, Ordering::Relaxed);
                     self.sockets.clear();
+                    self.full.clear();
+                    self.waiting.clear();
+                }
+                ArenaEvent::Refused(what) => {
+                    tracing::error!(
+                        host = self.end.host,
+                        "the NTB is not used for the link: {what}"
+                    );
                 }
                 ArenaEvent::Begun(slot) => match self.incoming.put(&self.end.host) {
                     Ok(socket) => drop(self.sockets.insert(slot, socket)),
@@ -329,7 +193,7 @@ impl<'e> MovingBridge<'e> {
                         self.protocol.end(&*self.bridge, slot);
                     }
                 },
-                ArenaEvent::Ended(slot) => drop(self.sockets.remove(&slot)),
+                ArenaEvent::Ended(slot) => self.forget(slot),
             }
         }
         !events.is_empty()
@@ -356,11 +220,11 @@ impl<'e> MovingBridge<'e> {
     fn send(&mut self, slot: usize) -> bool {
         let Some(socket) = self.sockets.get(&slot) else { return false };
         let Some(room) = self.protocol.room(&*self.bridge, slot) else { return self.end_of(slot) };
-        self.waiting.remove(&slot);
         if room == 0 {
-            self.waiting.insert(slot);
-            return false;
+            let since = *self.waiting.entry(slot).or_insert_with(Instant::now);
+            return since.elapsed() > TIME_LIMIT && socket.is_closed() && self.drop_rest(slot);
         }
+        self.waiting.remove(&slot);
         let piece = room.min(PIECE);
         match receive_some(socket, &mut self.buffer[..piece]) {
             Ok(None) => false,
@@ -380,8 +244,8 @@ impl<'e> MovingBridge<'e> {
         let Some(count) = self.protocol.peek(&*self.bridge, slot, &mut self.buffer) else {
             return self.end_of(slot);
         };
-        self.full.remove(&slot);
         if count == 0 {
+            self.full.remove(&slot);
             return false;
         }
         // Asked when the bytes are here: what is lost before them was lost while the link was down.
@@ -393,10 +257,12 @@ impl<'e> MovingBridge<'e> {
         let Some(socket) = self.sockets.get(&slot) else { return false };
         match send_some(socket, &self.buffer[..count]) {
             Ok(0) => {
-                self.full.insert(slot);
-                false
+                let since = *self.full.entry(slot).or_insert_with(Instant::now);
+                let has_ended = self.protocol.has_peer_ended(&*self.bridge, slot);
+                since.elapsed() > TIME_LIMIT && has_ended && self.drop_rest(slot)
             }
             Ok(count) => {
+                self.full.remove(&slot);
                 self.protocol.take(&*self.bridge, slot, count);
                 true
             }
@@ -404,14 +270,30 @@ impl<'e> MovingBridge<'e> {
         }
     }
 
+    /// Ends a conversation that has ended at the side that sent, and of which the other side takes nothing: its place is needed.
+    fn drop_rest(&mut self, slot: usize) -> bool {
+        tracing::warn!(
+            host = self.end.host,
+            "a conversation through the NTB has ended, and nobody took the rest of it for {} s: it is dropped",
+            TIME_LIMIT.as_secs()
+        );
+        self.end_of(slot)
+    }
+
     /// A conversation is over, at either end.
     fn end_of(&mut self, slot: usize) -> bool {
         self.protocol.end(&*self.bridge, slot);
+        self.forget(slot);
+        true
+    }
+
+    fn forget(&mut self, slot: usize) {
+        self.full.remove(&slot);
+        self.waiting.remove(&slot);
         // Whoever has the other end of the socket sees that.
         if let Some(socket) = self.sockets.remove(&slot) {
             socket.shut_down();
         }
-        true
     }
 
     fn wake_up(&mut self) {
@@ -436,8 +318,8 @@ impl<'e> MovingBridge<'e> {
         let mut polled = vec![bell, PollFd::new(&self.end.wake, PollFlags::IN)];
         for (slot, socket) in &self.sockets {
             let mut ready = PollFlags::empty();
-            ready.set(PollFlags::IN, !self.waiting.contains(slot));
-            ready.set(PollFlags::OUT, self.full.contains(slot));
+            ready.set(PollFlags::IN, !self.waiting.contains_key(slot));
+            ready.set(PollFlags::OUT, self.full.contains_key(slot));
             if !ready.is_empty() {
                 polled.push(PollFd::new(socket, ready));
             }
@@ -461,18 +343,4 @@ impl<'e> MovingBridge<'e> {
         counted.losses = before.losses + counts.losses;
         counted.violations = before.violations + counts.violations;
     }
-}
-
-/// Serves an NTB on a thread of its own until the end is told to stop.
-///
-/// # Errors
-/// When there is no thread for it.
-pub(super) fn serve_on_thread(
-    end: Arc<LinkEnd>,
-    even: bool,
-    open: OpenNtb,
-    incoming: Arc<Incoming>,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
-    let serve = move || end.serve(even, &open, &incoming);
-    std::thread::Builder::new().name("link ntb".into()).spawn(serve)
 }

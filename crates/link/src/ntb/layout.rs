@@ -9,20 +9,29 @@ pub const SLOTS: usize = 64;
 
 /// Words of the header, in bytes from the beginning of an arena.
 pub(super) mod header {
-    /// [`MAGIC`](super::MAGIC), and which layout the writer has.
+    /// [`MAGIC`](super::MAGIC), for whoever looks whether this is an arena.
     pub const MAGIC: u32 = 0;
+    /// Which layout the writer has: never 0.
+    pub const SHAPE: u32 = 4;
+    /// Who the writer takes itself and the reader for: 64 bits of a digest, neither word of which is 0.
+    pub const NAMES: u32 = 8;
     /// The writer's life: another one has another number, which is never 0.
-    pub const LIFE: u32 = 8;
+    pub const LIFE: u32 = 16;
     /// The life of the reader's that the writer knows, and has forgotten all former ones; 0: none.
-    pub const KNOWN: u32 = 12;
+    pub const KNOWN: u32 = 20;
     /// Changes ten times in a second while the writer lives.
-    pub const BEAT: u32 = 16;
+    pub const BEAT: u32 = 24;
     /// Not 0 while the writer sleeps: whoever stores something rings its doorbell, once for each value.
-    pub const ASLEEP: u32 = 20;
+    pub const ASLEEP: u32 = 28;
 }
 
-/// The first word of an arena; version 1 of what follows.
-pub(super) const MAGIC: u32 = 0x4c42_5201;
+/// The first word of an arena. Its lowest byte is the version of what follows.
+pub(super) const MAGIC: u32 = 0x4c42_5202;
+
+/// Whether this is the first word of an arena of whatever version.
+pub(super) fn is_magic(word: u32) -> bool {
+    word >> 8 == MAGIC >> 8
+}
 
 /// Where the heads of slots begin, and the bytes of each.
 const HEADS: u32 = 4096;

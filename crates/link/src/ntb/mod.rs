@@ -7,14 +7,17 @@
 //! so for as long as a revocation of it is kept, all conversations with it go by the link behind, which asks for certificates.
 //!
 //! * [`layout`]: where things are in an arena, the memory that a peer stores to. [`protocol`]: what the ends say to each other there.
-//!   Both are pure.
-//! * `bridge`: the thread of an NTB. `conversation`: what the node has of it.
+//!   `peer`: who the other one is. All are pure.
+//! * `bridge`: what moves the bytes of an NTB. `end`: what the rest of the link has of it, and its thread. `conversation`: what
+//!   the node has of it.
 //!
 //! The driver of the adapter is whoever implements [`NtbDriver`].
 
 mod bridge;
 mod conversation;
+mod end;
 pub mod layout;
+mod peer;
 pub mod protocol;
 
 use std::collections::BTreeMap;
@@ -29,14 +32,16 @@ use rackbus_memory::{Event, ResourceHandle, StreamError};
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
 pub use layout::ArenaLayout;
+pub use peer::PeerMismatch;
 pub use protocol::Arenas;
 
 use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
     Listener, Purpose, VERSIONS, answered, common_version, receive_frame, send_frame,
 };
-use bridge::{Incoming, LinkEnd, serve_on_thread};
+
 use conversation::NtbConversation;
+use end::{Incoming, LinkEnd, serve_on_thread};
 
 /// What addresses of this link begin with, in messages.
 const SCHEME: &str = "ntb:";
@@ -87,10 +92,8 @@ impl NtbLink {
             threads: Mutex::default(),
         };
         for (peer, open) in bridges {
-            let end = Arc::new(LinkEnd::new(peer.clone())?);
-            // Both know who of them is first.
-            let even = *host < *peer;
-            let thread = serve_on_thread(end.clone(), even, open, link.incoming.clone())?;
+            let end = Arc::new(LinkEnd::new(rack, host, &peer)?);
+            let thread = serve_on_thread(end.clone(), open, link.incoming.clone())?;
             link.ends.insert(peer, end);
             link.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
@@ -154,9 +157,7 @@ impl Connect for NtbLink {
             LinkError::Unreachable { address, cause }
         };
         let broken = |cause| LinkError::Broken { peer: hello.to.clone(), cause };
-        let absent = "its node is not there, at the other end of the NTB";
-        let absent = || unreachable(Error::new(ErrorKind::NotConnected, absent));
-        let socket = end.begin().map_err(unreachable)?.ok_or_else(absent)?;
+        let socket = end.begin().map_err(unreachable)?;
         let stream = NtbConversation::new(socket).map_err(unreachable)?;
         if stream.end_when_revoked(&self.revocations, &hello.to).is_err() {
             return self.inner.connect(address, hello);

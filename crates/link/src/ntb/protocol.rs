@@ -12,6 +12,7 @@
 use std::time::{Duration, Instant};
 
 use super::layout::{ArenaLayout, MAGIC, SLOTS, SlotWord, header};
+use super::peer::{EndNames, PeerMismatch};
 
 /// How often an end says that it lives.
 pub const BEAT: Duration = Duration::from_millis(100);
@@ -31,6 +32,10 @@ pub trait Arenas {
 
     /// Stores words into the peer's arena, after all that were stored before.
     fn store(&self, at: u32, words: &[u32]);
+
+    /// Whether the link between the two ends went down, or up, since this was asked last: stores may have been lost, of either
+    /// side's.
+    fn was_cut(&self) -> bool;
 }
 
 /// What an end finds when it looks.
@@ -40,6 +45,8 @@ pub enum ArenaEvent {
     Up,
     /// The peer was lost, or lives anew: all conversations have ended.
     Down,
+    /// Whoever stores at the other end is not the peer that this end is for.
+    Refused(PeerMismatch),
     /// The peer began a conversation in this slot.
     Begun(usize),
     /// The conversation in this slot has ended, because the peer said what makes no sense.
@@ -85,6 +92,9 @@ fn state(number: u32, ended: bool) -> u32 {
 #[derive(Debug)]
 pub struct ArenaProtocol {
     layout: ArenaLayout,
+    names: EndNames,
+    /// What was wrong with the peer's header when it was read last.
+    mismatch: Option<PeerMismatch>,
     /// The number of the first slot in which this end begins conversations; every second one from there is its own.
     first: usize,
     life: u32,
@@ -105,9 +115,17 @@ pub struct ArenaProtocol {
 impl ArenaProtocol {
     /// An end whose process has this `life`, a random number, and begins conversations in the even slots or in the odd ones.
     /// Its arena is empty.
-    pub fn new(layout: ArenaLayout, even: bool, life: u32, now: Instant) -> ArenaProtocol {
+    pub fn new(
+        layout: ArenaLayout,
+        names: EndNames,
+        even: bool,
+        life: u32,
+        now: Instant,
+    ) -> ArenaProtocol {
         ArenaProtocol {
             layout,
+            names,
+            mismatch: None,
             first: usize::from(!even),
             life: life.max(1),
             known: 0,
@@ -129,6 +147,11 @@ impl ArenaProtocol {
         self.up
     }
 
+    /// Why nothing is said to whoever is at the other end; `None` while it is the peer, or says nothing.
+    pub fn mismatch(&self) -> Option<PeerMismatch> {
+        self.mismatch
+    }
+
     /// Counts since this end was made, over all of its lives.
     pub fn counts(&self) -> ArenaCounts {
         self.counts
@@ -144,6 +167,9 @@ impl ArenaProtocol {
         let mut events = Vec::new();
         self.look_at_peer(arenas, now, &mut events);
         if now >= self.next_beat {
+            if self.up && arenas.was_cut() {
+                self.cut(arenas, &mut events);
+            }
             self.beat = self.beat.wrapping_add(1);
             self.next_beat = now + BEAT;
             self.announce(arenas);
@@ -157,9 +183,14 @@ impl ArenaProtocol {
     fn look_at_peer(&mut self, arenas: &dyn Arenas, now: Instant, events: &mut Vec<ArenaEvent>) {
         let beat = arenas.load(header::BEAT);
         // In this order: what it knows it has said in the life that was read, or in a later one.
-        let said = [header::MAGIC, header::MAGIC + 4, header::LIFE, header::KNOWN];
-        let [magic, shape, life, known] = said.map(|at| arenas.load(at));
-        let speaks = magic == MAGIC && shape == self.layout.shape() && life != 0;
+        let is_peer = self.names.is_peer(self.layout, |at| arenas.load(at));
+        let [life, known] = [header::LIFE, header::KNOWN].map(|at| arenas.load(at));
+        let speaks = is_peer == Ok(true) && life != 0;
+        let mismatch = is_peer.err();
+        if let Some(what) = mismatch.filter(|_| mismatch != self.mismatch) {
+            events.push(ArenaEvent::Refused(what));
+        }
+        self.mismatch = mismatch;
         if speaks && self.heard.is_none_or(|(last, _)| last != beat) {
             self.heard = Some((beat, now));
         }
@@ -175,6 +206,8 @@ impl ArenaProtocol {
             self.forget(arenas, events);
             let (heads, bytes) = self.layout.heads();
             arenas.clear(heads, bytes);
+            // Before this end says that it knows the peer, that one stores nothing that counts: the link may have come up for it.
+            let _ = arenas.was_cut();
             self.known = life;
             self.announce(arenas);
         }
@@ -209,7 +242,9 @@ impl ArenaProtocol {
     }
 
     fn announce(&mut self, arenas: &dyn Arenas) {
-        let words = [MAGIC, self.layout.shape(), self.life, self.known, self.beat, self.asleep];
+        let [first, second] = self.names.own();
+        let shape = self.layout.shape();
+        let words = [MAGIC, shape, first, second, self.life, self.known, self.beat, self.asleep];
         arenas.store(header::MAGIC, &words);
     }
 
@@ -259,6 +294,12 @@ impl ArenaProtocol {
         if std::mem::take(&mut self.slots[slot].live) {
             self.say(arenas, slot, SlotWord::State, &[state(self.slots[slot].number, true)]);
         }
+    }
+
+    /// Whether the peer has ended the conversation in this slot: it puts no more bytes there.
+    pub fn has_peer_ended(&self, arenas: &dyn Arenas, slot: usize) -> bool {
+        let said = arenas.load(self.layout.word(slot, SlotWord::State));
+        said == state(self.slots[slot].number, true)
     }
 
     /// How many bytes can be put now; `None` when the conversation is over.

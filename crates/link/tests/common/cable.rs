@@ -56,6 +56,8 @@ impl Cable {
             let own = Place::new(cable.layout);
             *cable.places[end].lock().unwrap() = own.clone();
             cable.works.store(true, Ordering::Relaxed);
+            // The link comes up, or went down and comes up again, which both ends see.
+            cable.cut.iter().for_each(|cut| cut.store(true, Ordering::Relaxed));
             Ok(Box::new(CableEnd { cable: cable.clone(), own, end }))
         })
     }
@@ -91,6 +93,10 @@ impl Arenas for CableEnd {
             peer.arena.whole().store_u32(at, *word, Ordering::Release).unwrap();
         }
     }
+
+    fn was_cut(&self) -> bool {
+        self.cable.cut[self.end].swap(false, Ordering::Relaxed)
+    }
 }
 
 impl NtbDriver for CableEnd {
@@ -108,10 +114,6 @@ impl NtbDriver for CableEnd {
 
     fn answer(&self) -> bool {
         self.own.bell.drain()
-    }
-
-    fn was_cut(&self) -> bool {
-        self.cable.cut[self.end].swap(false, Ordering::Relaxed)
     }
 
     fn works(&self) -> bool {

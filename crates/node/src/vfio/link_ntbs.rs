@@ -65,6 +65,10 @@ impl Arenas for LinkNtb {
         fence(Ordering::Release);
         self.ntb.outbound().store(at.into(), words);
     }
+
+    fn was_cut(&self) -> bool {
+        self.ntb.was_cut()
+    }
 }
 
 impl NtbDriver for LinkNtb {
@@ -83,10 +87,6 @@ impl NtbDriver for LinkNtb {
 
     fn answer(&self) -> bool {
         self.ntb.answer()
-    }
-
-    fn was_cut(&self) -> bool {
-        self.ntb.was_cut()
     }
 
     fn works(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Two ends of an NTB whose stores arrive late, in the order in which they were made; processes stand still, die and are started
 //! anew, with stores of the former ones under way. At every step a conversation receives what was sent in it, in order, and nothing
-//! else. When nothing dies any more, the ends find each other, and what was sent arrives whole. A peer that stores whatever it
+//! else; which two talks are one conversation is known from its place and number, and not from what is received. When nothing dies any more, the ends find each other, and what was sent arrives whole. A peer that stores whatever it
 //! likes harms nothing but its own conversations.
 
 use std::cell::RefCell;
@@ -56,6 +56,10 @@ impl Arenas for Side<'_> {
         assert!(at as usize + 4 * words.len() <= self.0.borrow().arenas[peer].len());
         self.0.borrow_mut().under_way[peer].extend(placed);
     }
+
+    fn was_cut(&self) -> bool {
+        false
+    }
 }
 
 /// The byte that is sent at this place of a conversation.
@@ -63,12 +67,64 @@ fn byte_of(conversation: u32, at: usize) -> u8 {
     (conversation.wrapping_mul(0x9e37_79b9) >> 13) as u8 ^ (at * 7 + at / 251) as u8
 }
 
-/// A conversation as its end knows it. The first four bytes in either direction name the conversation in which they were sent.
+/// A conversation as its end knows it. The first four bytes in either direction name the talk in which they were sent.
 #[derive(Default)]
 struct Talk {
     own: u32,
     sent: usize,
     theirs: Vec<u8>,
+}
+
+/// What says which conversation it is: the end that began it and its life then, the slot, and the number there.
+type Begun = (usize, u32, usize, u32);
+
+/// Which talks there have been, and which two of them are one conversation.
+#[derive(Default)]
+struct Talks {
+    last: u32,
+    begun: BTreeMap<Begun, u32>,
+    /// Of each talk the one at the other end.
+    others: BTreeMap<u32, u32>,
+}
+
+impl Talks {
+    fn next(&mut self) -> Talk {
+        self.last += 1;
+        Talk { own: self.last, ..Talk::default() }
+    }
+
+    fn began(&mut self, begun: Begun) -> Talk {
+        let talk = self.next();
+        assert!(self.begun.insert(begun, talk.own).is_none(), "{begun:?} begins twice");
+        talk
+    }
+
+    /// The other end takes part in it.
+    fn joined(&mut self, begun: Begun) -> Talk {
+        let talk = self.next();
+        let other = *self.begun.get(&begun).unwrap_or_else(|| panic!("nobody began {begun:?}"));
+        assert!(self.others.insert(other, talk.own).is_none(), "{begun:?} has two other ends");
+        self.others.insert(talk.own, other);
+        talk
+    }
+}
+
+const OF_ANOTHER: &str = "bytes of another conversation";
+
+fn protocol_of(end: usize, life: u32, now: Instant) -> ArenaProtocol {
+    let hosts = ["alpha", "beta"];
+    let names = EndNames::new("demo", hosts[end], hosts[1 - end]);
+    ArenaProtocol::new(layout(), names, end == 0, life, now)
+}
+
+/// Exchanges what is known of the conversation in this slot with that of another one that is as new.
+fn confuse(talks: &mut BTreeMap<usize, Talk>, slot: usize) {
+    let is_new = |talk: &Talk| talk.sent == 0 && talk.theirs.is_empty();
+    let other = talks.iter().find(|(other, talk)| **other != slot && is_new(talk));
+    if let Some(other) = other.map(|(other, _)| *other) {
+        let [one, two] = [slot, other].map(|at| talks.remove(&at).unwrap());
+        talks.extend([(slot, two), (other, one)]);
+    }
 }
 
 struct End {
@@ -90,11 +146,15 @@ struct World {
     ends: [End; 2],
     now: Instant,
     random: Random,
-    talks: u32,
+    talks: Talks,
     lives: u32,
     reached: Reached,
     /// An end that stores whatever it likes beside what it should.
     hostile: Option<usize>,
+    /// It has done so.
+    lied: bool,
+    /// Both ends take one conversation for another when both are new: a mistake that is to be found.
+    confused: bool,
 }
 
 impl World {
@@ -103,12 +163,14 @@ impl World {
         let bytes = usize::try_from(layout().bytes()).unwrap();
         let arenas = [vec![0; bytes], vec![0; bytes]];
         let ends = [0, 1].map(|end| End {
-            protocol: ArenaProtocol::new(layout(), end == 0, 100 + end, now),
+            protocol: protocol_of(end, 100 + end as u32, now),
             talks: BTreeMap::new(),
         });
         let memory = RefCell::new(Memory { arenas, under_way: Default::default() });
         let (random, reached) = (Random(seed), Reached::default());
-        World { memory, ends, now, random, talks: 0, lives: 100_000, reached, hostile: None }
+        let (talks, lives) = (Talks::default(), 100_000);
+        let (hostile, lied, confused) = (None, false, false);
+        World { memory, ends, now, random, talks, lives, reached, hostile, lied, confused }
     }
 
     fn look(&mut self, end: usize) {
@@ -121,10 +183,20 @@ impl World {
                     self.ends[end].talks.clear();
                 }
                 ArenaEvent::Begun(slot) => {
-                    self.talks += 1;
-                    let talk = Talk { own: self.talks, ..Talk::default() };
-                    assert!(self.ends[end].talks.insert(slot, talk).is_none(), "begun twice");
+                    let End { talks, protocol } = &mut self.ends[end];
+                    let number = protocol.slots[slot].number;
+                    let begun = (1 - end, protocol.known, slot, number);
+                    // What a lie says that it has begun is no conversation, or another one.
+                    let talk = match self.lied {
+                        true => self.talks.next(),
+                        false => self.talks.joined(begun),
+                    };
+                    assert!(talks.insert(slot, talk).is_none(), "begun twice");
+                    if self.confused {
+                        confuse(talks, slot);
+                    }
                 }
+                ArenaEvent::Refused(what) => assert!(self.hostile.is_some(), "{what}"),
                 ArenaEvent::Ended(slot) => drop(self.ends[end].talks.remove(&slot)),
             }
         }
@@ -132,9 +204,9 @@ impl World {
 
     fn begin(&mut self, end: usize) {
         if let Some(slot) = self.ends[end].protocol.begin(&Side(&self.memory, end)) {
-            self.talks += 1;
-            let talk = Talk { own: self.talks, ..Talk::default() };
-            assert!(self.ends[end].talks.insert(slot, talk).is_none(), "a slot that is taken");
+            let End { talks, protocol } = &mut self.ends[end];
+            let talk = self.talks.began((end, protocol.life, slot, protocol.slots[slot].number));
+            assert!(talks.insert(slot, talk).is_none(), "a slot that is taken");
         }
     }
 
@@ -180,6 +252,9 @@ impl World {
         let theirs = &talk.theirs;
         if let Some(name) = theirs.first_chunk().filter(|_| self.hostile.is_none()) {
             let name = u32::from_le_bytes(*name);
+            if !self.lied && self.talks.others.get(&talk.own) != Some(&name) {
+                return Err(format!("{end}, slot {slot}: {OF_ANOTHER}"));
+            }
             let wrong = (from.max(4)..theirs.len()).find(|at| theirs[*at] != byte_of(name, *at));
             if let Some(at) = wrong {
                 return Err(format!("{end}, slot {slot}: byte {at} is wrong"));
@@ -193,7 +268,7 @@ impl World {
         self.memory.borrow_mut().arenas[end].fill(0);
         // Random numbers are not near each other.
         self.lives += 100_000;
-        let protocol = ArenaProtocol::new(layout(), end == 0, self.lives, self.now);
+        let protocol = protocol_of(end, self.lives, self.now);
         self.ends[end] = End { protocol, talks: BTreeMap::new() };
     }
 
@@ -227,6 +302,7 @@ impl World {
 
     /// Stores a word anywhere in the head of a slot, or in the header.
     fn lie(&mut self, end: usize) {
+        self.lied = true;
         let slot = self.random.below(4);
         let word = [SlotWord::State, SlotWord::Put, SlotWord::Taken][self.random.below(3)];
         let at = match self.random.chance(5) {
@@ -315,6 +391,17 @@ fn conversations_receive_what_was_sent_whoever_dies() {
             count => Err(format!("{count} violations, and nobody lies")),
         }
     });
+}
+
+#[test]
+fn bytes_that_are_given_to_another_conversation_are_found() {
+    let found = (0..50).filter(|seed| {
+        let mut world = World::new(*seed);
+        world.confused = true;
+        world.run().is_err_and(|error| error.contains(OF_ANOTHER))
+    });
+    let found = found.count();
+    assert!(found > 25, "{found} of 50");
 }
 
 #[test]

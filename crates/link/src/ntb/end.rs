@@ -1,0 +1,238 @@
+//! What the rest of the link has of an NTB, whose thread opens it, serves it, and ends the link when it itself ends.
+
+use std::collections::VecDeque;
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rackbus_memory::{Event, Stream};
+
+use super::bridge::{AGAIN, BridgeStatus, MovingBridge, OpenNtb};
+use super::layout::SLOTS;
+use super::peer::{EndNames, PeerMismatch};
+
+/// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    queue: Mutex<VecDeque<(String, UnixStream)>>,
+    event: Event,
+}
+
+impl Incoming {
+    pub(super) fn new() -> std::io::Result<Incoming> {
+        Ok(Incoming { queue: Mutex::default(), event: Event::new()? })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<(String, UnixStream)>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts one in that comes from `host`, and gives the bridge's end of it.
+    pub(super) fn put(&self, host: &str) -> std::io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut queue = self.queue();
+        // Those that have ended are not heard.
+        queue.retain(|(_, socket)| !socket.is_closed());
+        if queue.iter().filter(|(from, _)| from == host).count() >= SLOTS / 2 {
+            return Err(std::io::Error::other("too many have not been heard yet"));
+        }
+        queue.push_back((host.to_owned(), theirs));
+        self.event.ring();
+        Ok(ours)
+    }
+
+    /// Takes the oldest one, with the host that it comes from.
+    pub(super) fn take(&self) -> Option<(String, UnixStream)> {
+        self.event.drain();
+        let mut queue = self.queue();
+        let first = queue.pop_front();
+        if !queue.is_empty() {
+            self.event.ring();
+        }
+        first
+    }
+
+    /// Readable when there is one.
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// What the rest of the link has of an NTB.
+#[derive(Debug)]
+pub(super) struct LinkEnd {
+    pub(super) host: String,
+    pub(super) names: EndNames,
+    /// Whether conversations begin in the even slots here.
+    pub(super) even: bool,
+    /// Conversations that are to begin: the bridge's ends of their sockets.
+    wanted: Mutex<VecDeque<UnixStream>>,
+    pub(super) wake: Event,
+    pub(super) stopped: AtomicBool,
+    pub(super) up: AtomicBool,
+    failed: AtomicBool,
+    mismatch: Mutex<Option<PeerMismatch>>,
+    pub(super) sleeps: AtomicU64,
+    pub(super) doorbells: [AtomicU64; 2],
+    /// Of the lives of the NTB that are over, and of this one.
+    pub(super) counted: Mutex<BridgeStatus>,
+}
+
+impl LinkEnd {
+    /// Of `host` in `rack`, whose NTB leads to `peer`.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub(super) fn new(rack: &str, host: &str, peer: &str) -> std::io::Result<LinkEnd> {
+        Ok(LinkEnd {
+            host: peer.to_owned(),
+            names: EndNames::new(rack, host, peer),
+            // Both know who of them is first.
+            even: host < peer,
+            wanted: Mutex::default(),
+            wake: Event::new()?,
+            stopped: AtomicBool::new(false),
+            up: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            mismatch: Mutex::default(),
+            sleeps: AtomicU64::new(0),
+            doorbells: Default::default(),
+            counted: Mutex::default(),
+        })
+    }
+
+    /// Begins a conversation with the peer.
+    ///
+    /// # Errors
+    /// While the peer is not there, as many are to begin as can be, or the process has no descriptors left.
+    pub(super) fn begin(&self) -> std::io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut wanted = self.wanted();
+        // Looked at with the lock: whoever finds later that the peer is lost ends what is wanted by then.
+        if !self.up.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::NotConnected, self.absence()));
+        }
+        if wanted.len() >= SLOTS {
+            return Err(Error::new(ErrorKind::WouldBlock, "too many conversations begin just now"));
+        }
+        wanted.push_back(theirs);
+        drop(wanted);
+        self.wake.ring();
+        Ok(ours)
+    }
+
+    /// Why the peer is not there, as far as that is known.
+    fn absence(&self) -> String {
+        let nobody = "its node is not there, at the other end of the NTB";
+        match self.mismatch() {
+            _ if self.failed.load(Ordering::Relaxed) => {
+                "this node has ended its link through the NTB: its log says why; start the node anew".to_owned()
+            }
+            Some(what) => format!("{nobody}: {what}"),
+            None => nobody.to_owned(),
+        }
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, VecDeque<UnixStream>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn mismatch(&self) -> Option<PeerMismatch> {
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_mismatch(&self, what: Option<PeerMismatch>) {
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    }
+
+    /// Takes all that are to begin.
+    pub(super) fn take_wanted(&self) -> VecDeque<UnixStream> {
+        std::mem::take(&mut *self.wanted())
+    }
+
+    /// Has the thread end.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.wake.ring();
+    }
+
+    pub(super) fn status(&self) -> BridgeStatus {
+        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        BridgeStatus {
+            host: self.host.clone(),
+            up: self.up.load(Ordering::Relaxed),
+            mismatch: self.mismatch(),
+            failed: self.failed.load(Ordering::Relaxed),
+            doorbells: self.doorbells.each_ref().map(|count| count.load(Ordering::Relaxed)),
+            sleeps: self.sleeps.load(Ordering::Relaxed),
+            ..counted
+        }
+    }
+
+    /// Nobody has conversations through it any more. Who wanted one was told that the peer is there.
+    fn lose(&self) {
+        self.up.store(false, Ordering::Relaxed);
+        self.note_mismatch(None);
+        self.wanted().clear();
+    }
+
+    /// Opens the NTB and serves it, again whenever it failed, until it is to [stop](LinkEnd::stop).
+    pub(super) fn serve(&self, open: &OpenNtb, incoming: &Incoming) {
+        let _ended = EndedLink(self);
+        let mut told = None;
+        while !self.stopped.load(Ordering::Relaxed) {
+            match open() {
+                Ok(bridge) => {
+                    told = None;
+                    let mut moving = MovingBridge::new(self, bridge, incoming);
+                    moving.run();
+                    self.lose();
+                    if !self.stopped.load(Ordering::Relaxed) {
+                        tracing::warn!(host = self.host, "the NTB was reset: it is opened anew");
+                    }
+                }
+                Err(error) => {
+                    let said = Some(error.to_string());
+                    if said != told {
+                        tracing::warn!(host = self.host, %error, "the NTB cannot be used for the link; it is tried again");
+                        told = said;
+                    }
+                }
+            }
+            if !self.stopped.load(Ordering::Relaxed) {
+                self.wake.wait(Some(u64::try_from(AGAIN.as_nanos()).unwrap_or(u64::MAX)));
+            }
+        }
+    }
+}
+
+/// Ends the link with the thread that serves it, however that ends.
+struct EndedLink<'e>(&'e LinkEnd);
+
+impl Drop for EndedLink<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(
+                host = self.0.host,
+                "the link through the NTB has ended, as a part of it failed: start the node anew"
+            );
+            self.0.failed.store(true, Ordering::Relaxed);
+        }
+        self.0.lose();
+    }
+}
+
+/// Serves an NTB on a thread of its own until the end is told to stop.
+///
+/// # Errors
+/// When there is no thread for it.
+pub(super) fn serve_on_thread(
+    end: Arc<LinkEnd>,
+    open: OpenNtb,
+    incoming: Arc<Incoming>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let serve = move || end.serve(&open, &incoming);
+    std::thread::Builder::new().name("link ntb".into()).spawn(serve)
+}

@@ -1,0 +1,100 @@
+//! What ends the link through an NTB, or does not let it begin: cables that lead elsewhere, other versions, threads that fail, and
+//! conversations of which nobody takes the rest.
+
+use super::*;
+use crate::ntb::layout::MAGIC;
+
+/// A host at one end of a cable, whose rack file says that the other end is at `peer`.
+fn link(pair: &Pair, end: usize, rack: &str, host: &str, peer: &str) -> NtbLink {
+    let bridges = [(peer.to_owned(), pair.cable.opening(end))];
+    NtbLink::new(pair.behind[end].clone(), rack, host, bridges).unwrap()
+}
+
+fn wait_for(link: &NtbLink, wanted: impl Fn(&BridgeStatus) -> bool) {
+    let begun = Instant::now();
+    while !wanted(&link.bridges()[0]) {
+        assert!(begun.elapsed() < LIMIT, "{:?}", link.bridges());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_cable_that_leads_to_another_host_or_rack_is_told_and_not_used() {
+    let mut pair = Pair::new();
+    // In the order of their names gamma is to alpha as beta is, and both are named as alpha is in the other rack.
+    for (rack, host) in [("demo", "gamma"), ("other", "beta")] {
+        pair.links[1] = None;
+        pair.wait_for_end(0, |status| !status.up);
+        let wrong = link(&pair, 1, rack, host, "alpha");
+        wait_for(&wrong, |status| status.mismatch == Some(PeerMismatch::Names) && !status.up);
+        pair.wait_for_end(0, |status| status.mismatch == Some(PeerMismatch::Names) && !status.up);
+        let to_beta = Hello { from: "alpha".into(), to: "beta".into(), ..hello(Purpose::Segments) };
+        let error = pair.link(0).connect("", &to_beta).err().unwrap().to_string();
+        assert!(error.contains("leads to another host or another rack's"), "{error}");
+        drop(wrong);
+        pair.start(1);
+        pair.wait_until(|status| status.up && status.mismatch.is_none());
+        exchange(&pair.meet(&hello(Purpose::Segments)), b"the right one");
+    }
+}
+
+#[test]
+fn a_node_with_another_version_of_the_link_is_told_of() {
+    let mut pair = Pair::new();
+    pair.links[1] = None;
+    pair.cable.place(0).arena.whole().store_u32(0, MAGIC - 1, Ordering::Release).unwrap();
+    let other = PeerMismatch::Version(MAGIC as u8 as u32 - 1);
+    pair.wait_for_end(0, |status| status.mismatch == Some(other) && !status.up);
+    let said = other.to_string();
+    assert!(said.contains("version 1 ") && said.contains("version 2:"), "{said}");
+}
+
+#[test]
+fn a_peer_that_starts_is_not_counted_as_one_that_was_lost() {
+    let mut pair = Pair::new();
+    let has_asked = |pair: &Pair| pair.cable.cut.iter().all(|cut| !cut.load(Ordering::Relaxed));
+    pair.wait_until(|_| has_asked(&pair));
+    assert_eq!([0, 1].map(|end| pair.status(end).losses), [0, 0]);
+    pair.links[1] = None;
+    pair.wait_for_end(0, |status| !status.up);
+    pair.start(1);
+    pair.wait_until(|status| status.up && has_asked(&pair));
+    assert_eq!([0, 1].map(|end| pair.status(end).losses), [1, 0]);
+}
+
+#[test]
+fn what_ends_the_thread_of_an_ntb_ends_the_link() {
+    let pair = Pair::new();
+    let streams = pair.meet(&hello(Purpose::Segments));
+    let is_to_fail = Arc::new(AtomicBool::new(false));
+    let fails = is_to_fail.clone();
+    let set = pair.cable.before_store.set(Box::new(move |from, _| {
+        assert!(from == 0 || !fails.load(Ordering::Relaxed), "a failure that this test causes");
+    }));
+    assert!(set.is_ok());
+    is_to_fail.store(true, Ordering::Relaxed);
+    streams.iter().for_each(|stream| stream.wait_closed());
+    pair.wait_until(|status| !status.up);
+    pair.wait_for_end(1, |status| status.failed);
+    let error = pair.link(1).connect("", &hello(Purpose::Segments)).err().unwrap().to_string();
+    assert!(error.contains("has ended its link through the NTB"), "{error}");
+    assert!(!pair.status(0).failed);
+}
+
+#[test]
+fn a_place_is_given_back_where_nobody_takes_the_rest_of_its_conversation() {
+    let pair = Pair::new();
+    let [theirs, ours] = pair.meet(&hello(Purpose::Segments));
+    // More than the sockets and the ring have room for.
+    let all = pattern(4 << 20);
+    assert_eq!(ours.send(&[&all], &[]), Err(StreamError::TimedOut));
+    ours.shut_down();
+    drop(ours);
+    theirs.wait_closed();
+    // Each takes the first place that is free: it is the same one again.
+    let streams = pair.meet(&hello(Purpose::Segments));
+    exchange(&streams, b"again");
+    let at = pair.cable.layout.word(1, SlotWord::State) as usize;
+    let state = pair.cable.place(0).arena.whole().load_u32(at, Ordering::Acquire).unwrap();
+    assert_eq!(state, 2 << 1);
+}
