@@ -15,8 +15,11 @@ use serde::{Deserialize, Serialize};
 const MOST_OF_ONE: usize = 64;
 /// Certificates that may be good at a time.
 const MOST: usize = 20_000;
-/// Entries that are forgotten in one step, which a store takes as a whole.
-const FORGOTTEN: usize = 32;
+/// Entries that are forgotten or prolonged in one step, which a store takes as a whole.
+const TIDIED: usize = 32;
+/// A revocation is prolonged when it is of use for less than this, in seconds: nodes renew their certificates more often, so
+/// something is changed before it is over.
+const PROLONGED: u64 = LONGEST_LIFE.as_secs() / 6 * 5;
 
 /// What is kept of the register, each under a key of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +55,15 @@ impl RegisterChange {
     pub(crate) fn revocation(&self) -> Option<u64> {
         match self {
             RegisterChange::Put(RegisterEntry::Revoked(revocation)) => Some(revocation.number),
+            _ => None,
+        }
+    }
+
+    /// What is revoked by the revocation that it is about, where it is about one.
+    fn revoked(&self) -> Option<&Revoked> {
+        match self {
+            RegisterChange::Put(RegisterEntry::Revoked(it))
+            | RegisterChange::Forget(RegisterEntry::Revoked(it)) => Some(&it.what),
             _ => None,
         }
     }
@@ -108,6 +120,7 @@ impl CertificateRegister {
             }
             RegisterEntry::Revoked(revocation) => {
                 self.revoked.version = self.revoked.version.max(revocation.number);
+                self.revoked.revoked.retain(|it| it.number != revocation.number);
                 self.revoked.revoked.push(revocation);
                 self.revoked.revoked.sort_by_key(|it| it.number);
             }
@@ -182,7 +195,7 @@ impl CertificateRegister {
         if own >= MOST_OF_ONE {
             return Err(RegisterRefused::TooMany(own, subject.to_string()));
         }
-        let mut changes = self.forgotten(now);
+        let mut changes = self.tidied(now);
         let gone = changes
             .iter()
             .filter(|it| matches!(it, RegisterChange::Forget(RegisterEntry::Issued(_))));
@@ -217,7 +230,8 @@ impl CertificateRegister {
                 at.saturating_add(LONGEST_LIFE.as_secs()).saturating_add(1)
             }
         };
-        let mut changes = self.forgotten(now);
+        let mut changes = self.tidied(now);
+        changes.retain(|change| change.revoked() != Some(&what));
         let number = self.revoked.version.saturating_add(1);
         // Of the same host or person the last one says it all.
         let before = self.revoked.revoked.iter().filter(|it| it.what == what);
@@ -237,14 +251,31 @@ impl CertificateRegister {
         Ok((count, changes))
     }
 
-    /// What is over by `now`. The newest revocation stays: later ones are numbered after it.
-    fn forgotten(&self, now: u64) -> Vec<RegisterChange> {
+    /// Whether a host was revoked and has no certificate that was given out since and is good at `now`: its machine is no part of
+    /// the rack any more. Where no certificate is asked for, only its revocation says so.
+    fn is_expelled(&self, revocation: &Revocation, now: u64) -> bool {
+        let Revoked::Host(host) = &revocation.what else { return false };
+        let is_its = |it: &&Certified| matches!(&it.subject, Subject::Node(node) if node == host);
+        let mut its = self.issued.values().filter(is_its);
+        its.all(|it| it.is_over(now) || self.revoked.find(it).is_some())
+    }
+
+    /// What is over by `now` is forgotten, and the revocations of hosts that are no part of the rack are prolonged. The newest
+    /// revocation stays: later ones are numbered after it.
+    fn tidied(&self, now: u64) -> Vec<RegisterChange> {
         let issued = self.issued.values().filter(|it| it.is_over(now)).cloned();
-        let revoked = self.revoked.revoked.iter();
-        let revoked = revoked.filter(|it| it.until <= now && it.number != self.revoked.version);
-        let gone =
-            issued.map(RegisterEntry::Issued).chain(revoked.cloned().map(RegisterEntry::Revoked));
-        gone.map(RegisterChange::Forget).take(FORGOTTEN).collect()
+        let revoked = &self.revoked.revoked;
+        let (expelled, others): (Vec<_>, Vec<_>) =
+            revoked.iter().partition(|it| self.is_expelled(it, now));
+        let over = |it: &&Revocation| it.until <= now && it.number != self.revoked.version;
+        let over = others.into_iter().filter(over).cloned().map(RegisterEntry::Revoked);
+        let gone = issued.map(RegisterEntry::Issued).chain(over).map(RegisterChange::Forget);
+        let until = now.saturating_add(LONGEST_LIFE.as_secs()).saturating_add(1);
+        let ends_soon = |it: &&Revocation| it.until < now.saturating_add(PROLONGED);
+        let prolonged = expelled.into_iter().filter(ends_soon);
+        let prolonged = prolonged.map(|it| Revocation { until, ..it.clone() });
+        let kept = prolonged.map(|it| RegisterChange::Put(RegisterEntry::Revoked(it)));
+        kept.chain(gone).take(TIDIED).collect()
     }
 }
 
@@ -358,11 +389,41 @@ mod tests {
         revoke(&mut register, 10, Revoked::Host("beta".into()));
         let late = 20 + LIFE + LONGEST_LIFE.as_secs();
         issue(&mut register, late, beta());
-        assert_eq!(register.issued().count(), 1);
+        issue(&mut register, late, ann());
+        assert_eq!(register.issued().count(), 2);
         assert_eq!(register.revoked().revoked.len(), 1, "the newest stays for its number");
         let mut register = stored(&register);
         revoke(&mut register, late, Revoked::Host("gamma".into()));
         assert_eq!(register.revoked().version, 3);
+    }
+
+    #[test]
+    fn a_host_stays_revoked_until_it_joins_anew() {
+        let mut register = CertificateRegister::default();
+        revoke(&mut register, 10, Revoked::Host("beta".into()));
+        let until = |register: &CertificateRegister| {
+            register.revoked().revoked.iter().map(|it| (it.number, it.until)).collect::<Vec<_>>()
+        };
+        let month = LONGEST_LIFE.as_secs() + 1;
+        assert_eq!(until(&register), [(1, 10 + month)]);
+        // Others renew theirs meanwhile; early on there is nothing to store for it.
+        issue(&mut register, 1000, ann());
+        assert_eq!(until(&register), [(1, 10 + month)]);
+        for now in [month / 2, month, 5 * month] {
+            issue(&mut register, now, ann());
+            assert_eq!(until(&register), [(1, now + month)]);
+            assert_eq!(stored(&register).revoked(), register.revoked());
+        }
+        // Revoked once more while it is about to be prolonged.
+        revoke(&mut register, 6 * month, Revoked::Host("beta".into()));
+        assert_eq!(until(&register), [(2, 7 * month)]);
+        let since = issue(&mut register, 6 * month + 1, beta());
+        assert!(register.revoked().find(&since).is_none());
+        let late = since.until - 1;
+        issue(&mut register, late, ann());
+        assert_eq!(until(&register), [(2, 7 * month)], "it is a part of the rack");
+        issue(&mut register, late + month, ann());
+        assert_eq!(until(&register), [(2, late + 2 * month)], "it did not renew its certificate");
     }
 
     #[test]

@@ -98,7 +98,9 @@ impl RevocationList {
             revoked.iter().enumerate().map(|(place, it)| (it.what.clone(), place)).collect();
         for new in of_use(other) {
             match places.get(&new.what) {
-                Some(&place) if revoked[place].at >= new.at => {}
+                // One that was made later, or is of use for longer.
+                Some(&place)
+                    if (revoked[place].at, revoked[place].until) >= (new.at, new.until) => {}
                 Some(&place) => revoked[place] = new,
                 None if revoked.len() < MOST_REVOKED => {
                     places.insert(new.what.clone(), revoked.len());
