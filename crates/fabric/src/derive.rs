@@ -17,6 +17,19 @@ pub fn topology(rack: &Rack) -> Result<Topology, TopologyError> {
     joined(rack, HostsJoinedBy::SharedMemory)
 }
 
+/// The same as the timing model goes along it: without a physical fabric, what moves between two hosts whose rack file names an
+/// NTB for their link goes through that NTB's windows.
+///
+/// # Errors
+/// As [`topology`].
+pub fn topology_with_ntbs(rack: &Rack) -> Result<Topology, TopologyError> {
+    let mut topology = topology(rack)?;
+    if rack.fabric.as_ref().is_none_or(|physical| !physical.joins()) {
+        join_by_ntbs(&mut topology, rack)?;
+    }
+    Ok(topology)
+}
+
 /// The same for hosts that are machines: without a physical fabric they are joined by the network.
 ///
 /// # Errors
@@ -152,6 +165,25 @@ fn join_hosts(topology: &mut Topology, by: HostsJoinedBy) -> Result<(), Topology
     for (id, name) in hosts {
         let ntb = topology.add(Some(id), ComponentKind::Ntb, &format!("{name}/ntb"))?;
         topology.connect(ntb, shared, TopologyLink::Internal)?;
+    }
+    Ok(())
+}
+
+/// Joins hosts by the NTBs that are for their link, an adapter of its own for each: `alpha/ntb/beta`. How wide they are is not
+/// written.
+fn join_by_ntbs(topology: &mut Topology, rack: &Rack) -> Result<(), TopologyError> {
+    for host in &rack.hosts {
+        // The file names both ends: the one that comes first joins them.
+        for peer in host.link_ntbs.keys().filter(|peer| host.name < **peer) {
+            let mut end = |host: &str, peer: &str| {
+                let id = topology.host_named(host);
+                let root = id.map(|id| topology.host(id).root);
+                let ntb = topology.add(id, ComponentKind::Ntb, &format!("{host}/ntb/{peer}"))?;
+                root.map_or(Ok(()), |root| topology.connect(root, ntb, INSIDE)).map(|()| ntb)
+            };
+            let ends = (end(&host.name, peer)?, end(peer, &host.name)?);
+            topology.connect(ends.0, ends.1, INSIDE)?;
+        }
     }
     Ok(())
 }

@@ -128,7 +128,8 @@ impl Assembly {
     /// # Errors
     /// [`AssemblyError`] when its topology cannot be.
     pub fn new(rack: &Rack, timing: &Timing, seed: u64) -> Result<Assembly, AssemblyError> {
-        let fabric = derive::fabric(rack, derive::topology(rack)?).map_err(|(_, error)| error)?;
+        let fabric =
+            derive::fabric(rack, derive::topology_with_ntbs(rack)?).map_err(|(_, error)| error)?;
         Ok(Assembly::of(fabric, timing, seed))
     }
 

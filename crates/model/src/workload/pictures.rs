@@ -47,7 +47,7 @@ fn first(flows: usize) -> String {
 /// # Errors
 /// [`Failed`] when the rack's topology cannot be.
 pub fn links(rack: &Rack, results: &Results) -> Result<Diagram, Failed> {
-    let topology = derive::topology(rack).map_err(AssemblyError::from)?;
+    let topology = derive::topology_with_ntbs(rack).map_err(AssemblyError::from)?;
     let depths = depths(&topology);
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let mut nodes = Vec::new();

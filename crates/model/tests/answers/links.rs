@@ -1,7 +1,7 @@
 //! A part that no link is written for is joined as if by an ample one: its packets wait, take turns and are
 //! split like all others.
 
-use crate::lab::{link, rate, run, two_hosts};
+use crate::lab::{flow, link, rate, run, two_hosts};
 
 fn beside(size: &str, depth: u32) -> String {
     format!(
@@ -48,6 +48,34 @@ fn a_root_splits_reads_whether_or_not_links_are_written() {
         assert_eq!(results.flows[0].bottleneck, "near/root: split reads");
     }
     assert!(rates.iter().all(|rate| near(*rate, rates[7])), "{rates:?}");
+}
+
+/// Two hosts that an NTB joins for their link, and a third one.
+#[test]
+fn what_hosts_store_to_each_other_goes_through_the_ntb_that_is_for_their_link() {
+    let hosts = "name = \"linked\"\n[hosts.alpha]\n[hosts.beta]\n[hosts.gamma]\n";
+    let ends = "[hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\nuse = \"link\"\n\
+                [hosts.beta.ntb.alpha]\naddress = \"0000:06:00.0\"\nuse = \"link\"\n";
+    let workload = "[flows.segment]\nkind = \"write\"\nfrom = \"alpha\"\nto = \"beta\"\nsize = \"64 B\"\n\
+                    [flows.back]\nkind = \"write\"\nfrom = \"beta\"\nto = \"alpha\"\nsize = \"64 B\"\n\
+                    [flows.other]\nkind = \"write\"\nfrom = \"beta\"\nto = \"gamma\"\nsize = \"64 B\"\n";
+    let loaded = |rack: &str, a: &str, b: &str| {
+        let results = run(rack, workload);
+        results.links.iter().any(|link| {
+            let is_between =
+                link.ends == [a, b].map(str::to_owned) || link.ends == [b, a].map(str::to_owned);
+            is_between && link.there + link.back > 0.0
+        })
+    };
+    let linked = hosts.to_owned() + ends;
+    assert!(loaded(&linked, "alpha/ntb/beta", "beta/ntb/alpha"));
+    assert!(!loaded(&linked, "alpha/ntb", "shm") && loaded(&linked, "gamma/ntb", "shm"));
+    assert!(loaded(hosts, "alpha/ntb", "shm"));
+    // Each of the two adapters takes as long as the file says.
+    let slow = linked.clone() + "[timing.ntb]\nlatency = \"500 ns\"\n";
+    let latency = |rack: &str| flow(&run(rack, workload), "segment").latency_ns.p50;
+    let more = latency(&slow) - latency(&linked);
+    assert!(near(more, 2.0 * (500.0 - 180.0)), "{more} ns");
 }
 
 #[test]
