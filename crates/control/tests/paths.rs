@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::api::{AccessPath, BorrowRequest, NodeMessages, Placement};
+use rackbus_control::api::{AccessPath, BorrowRequest, NodeMessages, NodeReport, Placement};
 use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::MemoryStore;
 use rackbus_control::{Service, ServiceOptions};
@@ -92,6 +92,16 @@ async fn memory_of_hosts_whose_link_is_an_ntb_goes_through_that() {
     assert_eq!(names(&path), way);
     let crossing = path.between.unwrap();
     assert!(crossing.link.contains("NTB") && crossing.copies.len() == 3, "{crossing:?}");
+    // Either end may find that the cable leads elsewhere, and says so for as long as it is there.
+    let node = service.listen("beta").unwrap();
+    let unused_ntbs = [("alpha".to_owned(), "it leads to another host".to_owned())].into();
+    let report = NodeReport { unused_ntbs, ..NodeReport::default() };
+    let said = NodeMessages { messages: Vec::new(), report: Some(report) };
+    service.receive("beta", said).await.unwrap();
+    let between = || service.path("alpha", "beta").unwrap().between.unwrap().link;
+    assert_eq!(between(), "an NTB, which is not used just now: it leads to another host");
+    drop(node);
+    assert_eq!(between(), "an NTB, by posted stores");
     // A drive's medium goes by TCP all the same.
     let path = service.path("alpha/nvme0", "beta").unwrap();
     assert!(names(&path).contains(&"network"), "{path:?}");

@@ -25,6 +25,7 @@ pub mod tcp;
 mod tls;
 mod whole;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub use conversation::Conversation;
@@ -202,6 +203,14 @@ pub trait Connect: Send + Sync {
     /// [`LinkError`].
     fn connect(&self, address: &str, hello: &Hello) -> Result<Arc<dyn Conversation>, LinkError>;
 
+    /// Closes the NTBs through which some of its conversations go, when another process is about to take the place of this
+    /// one: their peers are told, and on return nothing of them is used here any more. Until they are
+    /// [opened](Connect::reopen_bridges), nobody is reached through them.
+    fn close_bridges(&self) {}
+
+    /// Opens them again, as this process goes on.
+    fn reopen_bridges(&self) {}
+
     /// What the NTBs have counted through which some of its conversations go.
     fn bridges(&self) -> Vec<ntb::BridgeStatus> {
         Vec::new()
@@ -249,10 +258,15 @@ pub trait Listener: Send {
     /// connected was not, and the next one may be.
     fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
 
-    /// What leads another process to it, which can go on listening then; readable when somebody has connected.
-    /// `None` where there is no such thing: then a node over this link is not restarted in place.
+    /// What leads another process to it, which can go on listening then. `None` where there is no such thing: then a node over
+    /// this link is not restarted in place.
     fn handle(&self) -> Option<HandleRef<'_>> {
         None
+    }
+
+    /// Readable when somebody has connected, for whoever waits for something else as well. `None` where nobody can.
+    fn arrival(&self) -> Option<BorrowedFd<'_>> {
+        self.handle().map(|handle| handle.as_descriptor())
     }
 }
 

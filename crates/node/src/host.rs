@@ -190,8 +190,8 @@ async fn start(
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        let listeners = copies;
-        Arc::new(HandOver { gate, lender, borrower, segments, listeners, program, restarts })
+        let (listeners, link) = (copies, options.link.clone());
+        Arc::new(HandOver { gate, lender, borrower, segments, link, listeners, program, restarts })
     });
     let mut agent =
         Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());

@@ -120,7 +120,7 @@ impl<'e> MovingBridge<'e> {
     pub(super) fn run(&mut self) {
         let mut spin = AdaptiveSpin::default();
         let (mut idle, mut looked) = (Instant::now(), Instant::now());
-        while !self.end.stopped.load(Ordering::Relaxed) {
+        while self.end.is_to_run() {
             if looked.elapsed() > AGAIN {
                 looked = Instant::now();
                 if !self.bridge.works() {
@@ -140,16 +140,27 @@ impl<'e> MovingBridge<'e> {
         }
     }
 
+    /// Tells the peer that this end goes, and ends all conversations.
+    pub(super) fn leave(mut self) {
+        self.protocol.leave(&*self.bridge);
+        self.ring_if_asleep();
+        self.count();
+    }
+
+    fn ring_if_asleep(&mut self) {
+        if self.protocol.is_to_ring(&*self.bridge) {
+            self.end.doorbells[0].fetch_add(1, Ordering::Relaxed);
+            self.bridge.ring();
+        }
+    }
+
     /// Moves a piece of each conversation; whether anything moved.
     fn turn(&mut self) -> bool {
         let mut moved = self.look() | self.begin_wanted();
         for slot in self.sockets.keys().copied().collect::<Vec<_>>() {
             moved |= self.send(slot) | self.receive(slot);
         }
-        if self.protocol.is_to_ring(&*self.bridge) {
-            self.end.doorbells[0].fetch_add(1, Ordering::Relaxed);
-            self.bridge.ring();
-        }
+        self.ring_if_asleep();
         if moved {
             self.count();
         }

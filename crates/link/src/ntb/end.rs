@@ -5,13 +5,17 @@ use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rackbus_memory::{Event, Stream};
 
 use super::bridge::{AGAIN, BridgeStatus, MovingBridge, OpenNtb};
 use super::layout::SLOTS;
 use super::peer::{EndNames, PeerMismatch};
+
+/// How long closing an NTB may take.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
 #[derive(Debug)]
@@ -71,6 +75,10 @@ pub(super) struct LinkEnd {
     wanted: Mutex<VecDeque<UnixStream>>,
     pub(super) wake: Event,
     pub(super) stopped: AtomicBool,
+    /// The NTB is to be closed until it is opened again, and whether it is.
+    closing: AtomicBool,
+    closed: Mutex<bool>,
+    changed: Condvar,
     pub(super) up: AtomicBool,
     failed: AtomicBool,
     mismatch: Mutex<Option<PeerMismatch>>,
@@ -94,6 +102,9 @@ impl LinkEnd {
             wanted: Mutex::default(),
             wake: Event::new()?,
             stopped: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            closed: Mutex::new(false),
+            changed: Condvar::new(),
             up: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             mismatch: Mutex::default(),
@@ -156,6 +167,45 @@ impl LinkEnd {
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.wake.ring();
+        self.reopen();
+    }
+
+    /// Whether the thread is to serve the NTB.
+    pub(super) fn is_to_run(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed) && !self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Has the thread tell the peer that this end goes, and close the NTB, until it is to [reopen](LinkEnd::reopen) it.
+    pub(super) fn begin_closing(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.wake.ring();
+    }
+
+    /// Waits until it is closed. One that does not answer ends with the process.
+    pub(super) fn wait_closed(&self) {
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = |closed: &mut bool| !*closed;
+        let waited = self.changed.wait_timeout_while(closed, CLOSING, is_open);
+        if waited.is_ok_and(|(_, limit)| limit.timed_out()) {
+            tracing::error!(host = self.host, "the NTB is not closed in time");
+        }
+    }
+
+    /// Has the thread open the NTB again.
+    pub(super) fn reopen(&self) {
+        let _closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closing.store(false, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// The NTB is closed: the thread waits until it is to be opened again.
+    fn rest(&self) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        *closed = true;
+        self.changed.notify_all();
+        let closing = |_: &mut bool| self.closing.load(Ordering::Relaxed);
+        let waited = self.changed.wait_while(closed, closing);
+        *waited.unwrap_or_else(PoisonError::into_inner) = false;
     }
 
     pub(super) fn status(&self) -> BridgeStatus {
@@ -183,15 +233,21 @@ impl LinkEnd {
         let _ended = EndedLink(self);
         let mut told = None;
         while !self.stopped.load(Ordering::Relaxed) {
+            if self.closing.load(Ordering::Relaxed) {
+                self.rest();
+                continue;
+            }
             match open() {
                 Ok(bridge) => {
                     told = None;
                     let mut moving = MovingBridge::new(self, bridge, incoming);
                     moving.run();
-                    self.lose();
-                    if !self.stopped.load(Ordering::Relaxed) {
+                    if self.is_to_run() {
                         tracing::warn!(host = self.host, "the NTB was reset: it is opened anew");
+                    } else {
+                        moving.leave();
                     }
+                    self.lose();
                 }
                 Err(error) => {
                     let said = Some(error.to_string());
@@ -201,7 +257,7 @@ impl LinkEnd {
                     }
                 }
             }
-            if !self.stopped.load(Ordering::Relaxed) {
+            if self.is_to_run() {
                 self.wake.wait(Some(u64::try_from(AGAIN.as_nanos()).unwrap_or(u64::MAX)));
             }
         }
@@ -221,6 +277,9 @@ impl Drop for EndedLink<'_> {
             self.0.failed.store(true, Ordering::Relaxed);
         }
         self.0.lose();
+        // Nobody closes it any more: it is.
+        *self.0.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.changed.notify_all();
     }
 }
 

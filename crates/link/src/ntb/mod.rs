@@ -22,13 +22,15 @@ pub mod protocol;
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use rackbus_identity::{Certified, Revocations, Subject};
-use rackbus_memory::{Event, ResourceHandle, StreamError};
+use rackbus_memory::{Event, HandleRef, ResourceHandle, StreamError};
+use rustix::event::epoll;
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
 pub use layout::ArenaLayout;
@@ -123,7 +125,7 @@ impl NtbLink {
         (!self.is_revoked(&hello.to)).then_some(&**end)
     }
 
-    /// Ends all conversations through NTBs and closes these; on return nobody of this process has them any more.
+    /// Ends all conversations through NTBs and closes these for good; on return nobody of this process has them any more.
     pub fn close(&self) {
         self.ends.values().for_each(|end| end.stop());
         let threads =
@@ -169,6 +171,15 @@ impl Connect for NtbLink {
         Ok(Arc::new(stream))
     }
 
+    fn close_bridges(&self) {
+        self.ends.values().for_each(|end| end.begin_closing());
+        self.ends.values().for_each(|end| end.wait_closed());
+    }
+
+    fn reopen_bridges(&self) {
+        self.ends.values().for_each(|end| end.reopen());
+    }
+
     fn bridges(&self) -> Vec<BridgeStatus> {
         let status = |(host, end): (&String, &Arc<LinkEnd>)| BridgeStatus {
             revoked: self.is_revoked(host),
@@ -198,21 +209,29 @@ impl Link for NtbLink {
 
 impl NtbLink {
     fn listening(&self, inner: Box<dyn Listener>) -> std::io::Result<Box<dyn Listener>> {
-        if inner.handle().is_none() {
-            return Err(Error::new(ErrorKind::Unsupported, "nobody can wait for the link behind"));
+        let behind = inner.arrival().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "nobody can wait for the link behind")
+        })?;
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for one in [behind, self.incoming.event()] {
+            epoll::add(&either, one, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         let (incoming, revocations) = (self.incoming.clone(), self.revocations.clone());
         let (rack, host) = (self.rack.clone(), self.host.clone());
         let behind_first = AtomicBool::new(false);
-        Ok(Box::new(NtbListening { inner, incoming, behind_first, revocations, rack, host }))
+        let listening =
+            NtbListening { inner, either, incoming, behind_first, revocations, rack, host };
+        Ok(Box::new(listening))
     }
 }
 
 /// Listens at the NTBs and at the link behind.
 ///
-/// It has no [handle](Listener::handle), as an NTB cannot be passed on.
+/// Its [handle](Listener::handle) is that of the link behind: whoever goes on opens the NTBs anew.
 struct NtbListening {
     inner: Box<dyn Listener>,
+    /// Readable when somebody has come through an NTB or is behind.
+    either: OwnedFd,
     incoming: Arc<Incoming>,
     /// The last one came through an NTB: whoever waits behind is next.
     behind_first: AtomicBool,
@@ -239,16 +258,24 @@ impl Listener for NtbListening {
             if let Some(caller) = (!behind_first).then(|| self.of_ntbs()).flatten() {
                 return Ok(caller);
             }
-            let Some(behind) = self.inner.handle() else { return self.inner.accept() };
-            let behind = behind.as_descriptor();
-            if Event::wait_any(&[behind], Some(0)) {
+            let is_behind =
+                self.inner.arrival().is_none_or(|behind| Event::wait_any(&[behind], Some(0)));
+            if is_behind {
                 return self.inner.accept();
             }
             if let Some(caller) = self.of_ntbs() {
                 return Ok(caller);
             }
-            Event::wait_any(&[behind, self.incoming.event()], None);
+            Event::wait_any(&[self.either.as_fd()], None);
         }
+    }
+
+    fn handle(&self) -> Option<HandleRef<'_>> {
+        self.inner.handle()
+    }
+
+    fn arrival(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.either.as_fd())
     }
 }
 

@@ -222,6 +222,13 @@ impl ArenaProtocol {
         }
     }
 
+    /// Says that this end goes, so that the peer need not find out by its silence. Nothing is said after that.
+    pub fn leave(&mut self, arenas: &dyn Arenas) {
+        self.forget(arenas, &mut Vec::new());
+        arenas.store(header::LIFE, &[0]);
+        self.stored = true;
+    }
+
     /// Stores of either side may have been lost: all conversations end, and the ends find each other anew.
     pub fn cut(&mut self, arenas: &dyn Arenas, events: &mut Vec<ArenaEvent>) {
         self.forget(arenas, events);

@@ -249,8 +249,8 @@ fn a_host_that_dies_is_noticed_within_a_second_and_is_there_again_when_it_lives(
         exchange(&streams, b"hello");
         let [alpha, beta] = streams;
         let lives = if dead == 0 { beta } else { alpha };
-        // Nothing is said: the thread is gone, as a process is that was killed.
-        pair.links[dead] = None;
+        // Nothing is said, as by a process that was killed.
+        pair.cable.silent[dead].store(true, Ordering::Relaxed);
         let begun = Instant::now();
         lives.wait_closed();
         assert!(begun.elapsed() < SILENCE + Duration::from_millis(250), "{:?}", begun.elapsed());
@@ -259,6 +259,8 @@ fn a_host_that_dies_is_noticed_within_a_second_and_is_there_again_when_it_lives(
             let error = pair.link(1).connect("", &hello).err().unwrap().to_string();
             assert!(error.contains("not there, at the other end of the NTB"), "{error}");
         }
+        pair.links[dead] = None;
+        pair.cable.silent[dead].store(false, Ordering::Relaxed);
         pair.start(dead);
         pair.wait_until(|status| status.up);
         exchange(&pair.meet(&hello), &pattern(10_000));

@@ -32,6 +32,8 @@ pub struct Cable {
     pub works: Arc<AtomicBool>,
     /// At each end, whether the link went down.
     pub cut: Arc<[AtomicBool; 2]>,
+    /// At each end, whether its stores are lost, as those of a process that was killed.
+    pub silent: Arc<[AtomicBool; 2]>,
     /// What a test does while an end stores, if it does anything.
     pub before_store: Arc<OnceLock<BeforeStore>>,
 }
@@ -41,8 +43,8 @@ impl Cable {
         let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
         let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
         let works = Arc::new(AtomicBool::new(true));
-        let (cut, before_store) = Default::default();
-        Cable { layout, places: Arc::new(places), works, cut, before_store }
+        let (cut, silent, before_store) = Default::default();
+        Cable { layout, places: Arc::new(places), works, cut, silent, before_store }
     }
 
     pub fn place(&self, end: usize) -> Place {
@@ -86,6 +88,9 @@ impl Arenas for CableEnd {
     fn store(&self, at: u32, words: &[u32]) {
         if let Some(before_store) = self.cable.before_store.get() {
             before_store(self.end, at);
+        }
+        if self.cable.silent[self.end].load(Ordering::Relaxed) {
+            return;
         }
         let peer = self.cable.place(1 - self.end);
         fence(Ordering::Release);

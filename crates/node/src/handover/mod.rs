@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_control::api::ApiError;
 use rackbus_lease::UnderWay;
+use rackbus_link::Link;
 use rackbus_memory::Gate;
 use rackbus_memory::gate::NotClosed;
 use rackbus_pci::SaveError;
@@ -221,6 +222,7 @@ pub struct HandOver {
     pub(crate) lender: Arc<LentFunctions>,
     pub(crate) borrower: Arc<BorrowedFunctions>,
     pub(crate) segments: Arc<Segments>,
+    pub(crate) link: Arc<dyn Link>,
     /// `None` where the link has nothing to pass on.
     pub(crate) listeners: Option<Listeners<OwnedFd>>,
     pub(crate) program: Arc<dyn HandoverProgram>,
@@ -300,6 +302,24 @@ impl HandOver {
             requests,
         };
         let parcel = parcel.send(&state.to_bytes()?)?;
+        // Last of all: whoever speaks through them is cut off.
+        let _closed = ClosedBridges::of(&*self.link);
         Ok(self.program.replace(program, parcel))
+    }
+}
+
+/// The NTBs of a link, which are closed until this is dropped.
+struct ClosedBridges<'l>(&'l dyn Link);
+
+impl<'l> ClosedBridges<'l> {
+    fn of(link: &'l dyn Link) -> ClosedBridges<'l> {
+        link.close_bridges();
+        ClosedBridges(link)
+    }
+}
+
+impl Drop for ClosedBridges<'_> {
+    fn drop(&mut self) {
+        self.0.reopen_bridges();
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn attend(
 ) -> std::io::Result<()> {
     let accept = move || {
         loop {
-            let passage = listener.handle().map(|it| gate.enter_when_readable(it.as_descriptor()));
+            let passage = listener.arrival().map(|it| gate.enter_when_readable(it));
             let caller = match listener.accept() {
                 Ok(caller) => caller,
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {

@@ -14,7 +14,7 @@ use rackbus_link::shm::ShmLink;
 use rackbus_link::tcp::{SCHEME, TcpLink};
 
 use super::HOSTS;
-use cable::Cable;
+pub use cable::Cable;
 
 #[path = "../../../link/tests/common/cable.rs"]
 mod cable;

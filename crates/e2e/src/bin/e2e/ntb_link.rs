@@ -125,10 +125,12 @@ impl JoinedHosts {
     }
 }
 
-/// Programs of both hosts share memory and ring each other, by the bridge; a host that dies is noticed, and is there again.
+/// Programs of both hosts share memory and ring each other, by the bridge; nodes are restarted in place; a host that dies is
+/// noticed, and is there again.
 pub fn shared(dir: &Path) -> Result<()> {
     let mut hosts = start(dir)?;
-    let outcome = used(&mut hosts).and_then(|()| lost(&mut hosts));
+    let outcome =
+        used(&mut hosts).and_then(|()| restarted(&mut hosts)).and_then(|()| lost(&mut hosts));
     if outcome.is_err() {
         println!("{}", hosts.bridge.counters()?);
         for machine in &mut hosts.machines {
@@ -159,6 +161,20 @@ fn used(hosts: &mut JoinedHosts) -> Result<()> {
         );
         ensure!(after[name]["window1_reads"] == 0, "a load crossed the bridge: {after}");
         ensure!(after[name]["dropped"] == before[name]["dropped"], "stores were dropped: {after}");
+    }
+    Ok(())
+}
+
+/// Each node closes its NTB and goes on in place with the NTB opened anew, and the peer is not left to find that out.
+fn restarted(hosts: &mut JoinedHosts) -> Result<()> {
+    for (end, host) in HOSTS.into_iter().enumerate() {
+        // The nodes here are run by a loader of their own, which is no program to go on as.
+        let restart = format!("rackbus --json restart {host} --program {FILES}/bin/rackbus");
+        let said = run(&mut hosts.machines[end], &restart)?;
+        ensure!(said.contains("\"restarts\": 1") || said.contains("\"restarts\":1"), "{said}");
+        hosts.wait_until(0, 1)?;
+        hosts.wait_until(1, 1)?;
+        hosts.tool("-loops 1")?;
     }
     Ok(())
 }

@@ -98,3 +98,38 @@ fn a_place_is_given_back_where_nobody_takes_the_rest_of_its_conversation() {
     let state = pair.cable.place(0).arena.whole().load_u32(at, Ordering::Acquire).unwrap();
     assert_eq!(state, 2 << 1);
 }
+
+/// Whoever goes on listens where the process before did, and opens the NTBs anew.
+#[test]
+fn ntbs_are_closed_for_a_process_that_goes_on_and_opened_again_where_none_does() {
+    let mut pair = Pair::new();
+    for is_replaced in [false, true] {
+        let listener = pair.link(0).listen("alpha").unwrap();
+        let passed = listener.handle().unwrap().as_descriptor().try_clone_to_owned().unwrap();
+        drop(listener);
+        let ours = NtbConversation::new(pair.link(1).ends["alpha"].begin().unwrap()).unwrap();
+        let before = pair.status(1).losses;
+        let begun = Instant::now();
+        pair.link(0).close_bridges();
+        ours.wait_closed();
+        pair.wait_for_end(1, |status| !status.up);
+        // Long before its silence would tell.
+        assert!(begun.elapsed() < SILENCE / 2, "{:?}", begun.elapsed());
+        assert_eq!((pair.status(1).losses, pair.status(0).up), (before + 1, false));
+        if is_replaced {
+            let former = pair.links[0].take();
+            pair.start(0);
+            drop(former);
+        } else {
+            pair.link(0).reopen_bridges();
+        }
+        pair.wait_until(|status| status.up);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        let listener =
+            pair.link(0).listen_on("alpha", ResourceHandle::of_descriptor(passed)).unwrap();
+        let hear = std::thread::spawn(move || listener.accept().unwrap().hear().unwrap().accept());
+        let address = pair.link(1).locate("alpha").unwrap();
+        let ours = pair.link(1).connect(&address, &hello(Purpose::Segments)).unwrap();
+        exchange(&[hear.join().unwrap().unwrap(), ours], b"goes on");
+    }
+}
