@@ -1,7 +1,8 @@
 //! Two ends of an NTB whose stores arrive late, in the order in which they were made; processes stand still, die and are started
-//! anew, with stores of the former ones under way. At every step a conversation receives what was sent in it, in order, and nothing
-//! else; which two talks are one conversation is known from its place and number, and not from what is received. When nothing dies any more, the ends find each other, and what was sent arrives whole. A peer that stores whatever it
-//! likes harms nothing but its own conversations.
+//! anew, and the link is cut, with stores of before under way. At every step a conversation receives what was sent in it, in order,
+//! and nothing else; which two talks are one conversation is known from its place and number, and not from what is received.
+//! When nothing dies any more, the ends find each other, and what was sent arrives whole. A peer that stores whatever it likes
+//! harms nothing but its own conversations.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +23,8 @@ fn layout() -> ArenaLayout {
 struct Memory {
     arenas: [Vec<u8>; 2],
     under_way: [VecDeque<(u32, u32)>; 2],
+    /// Of each end, whether the link was cut since it asked last.
+    cut: [bool; 2],
 }
 
 impl Memory {
@@ -58,7 +61,7 @@ impl Arenas for Side<'_> {
     }
 
     fn was_cut(&self) -> bool {
-        false
+        std::mem::take(&mut self.0.borrow_mut().cut[self.1])
     }
 }
 
@@ -138,6 +141,7 @@ struct Reached {
     received: usize,
     ended: u64,
     losses: u64,
+    cuts: u64,
     violations: u64,
 }
 
@@ -166,7 +170,8 @@ impl World {
             protocol: protocol_of(end, 100 + end as u32, now),
             talks: BTreeMap::new(),
         });
-        let memory = RefCell::new(Memory { arenas, under_way: Default::default() });
+        let (under_way, cut) = Default::default();
+        let memory = RefCell::new(Memory { arenas, under_way, cut });
         let (random, reached) = (Random(seed), Reached::default());
         let (talks, lives) = (Talks::default(), 100_000);
         let (hostile, lied, confused) = (None, false, false);
@@ -242,6 +247,12 @@ impl World {
             self.reached.ended += 1;
             return Ok(());
         };
+        // As whoever gives them to somebody asks.
+        if count > 0 && side.was_cut() {
+            protocol.cut(&side, &mut Vec::new());
+            talks.clear();
+            return Ok(());
+        }
         if count > 0 {
             protocol.take(&side, slot, count);
         }
@@ -261,6 +272,17 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The link goes down and comes up again: what is under way is lost, some of it or all.
+    fn cut(&mut self) {
+        let mut memory = self.memory.borrow_mut();
+        for end in [0, 1] {
+            let arrived = self.random.below(memory.under_way[end].len() + 1);
+            memory.under_way[end].truncate(arrived);
+        }
+        memory.cut = [true; 2];
+        self.reached.cuts += 1;
     }
 
     /// The process of an end dies, and another one takes its place with an empty arena. What it stored is under way still.
@@ -294,6 +316,7 @@ impl World {
             93..97 => self.now += Duration::from_millis(self.random.below(120) as u64),
             97 if !quiet && self.random.chance(20) => self.restart(end),
             98 if !quiet && self.random.chance(20) => self.now += SILENCE,
+            98 if !quiet && self.random.chance(20) => self.cut(),
             99 if self.hostile == Some(end) => self.lie(end),
             _ => {}
         }
@@ -404,17 +427,42 @@ fn bytes_that_are_given_to_another_conversation_are_found() {
     assert!(found > 25, "{found} of 50");
 }
 
+/// Seen before anybody has looked whether the link was cut.
+#[test]
+fn what_makes_no_sense_after_a_cut_is_no_violation_and_ends_all_conversations() {
+    for is_cut in [false, true] {
+        let mut world = World::new(1);
+        world.settle().unwrap();
+        world.begin(0);
+        world.settle().unwrap();
+        let slot = *world.ends[1].talks.keys().next().unwrap();
+        let at = layout().word(slot, SlotWord::Put);
+        Side(&world.memory, 0).store(at, &[u32::MAX / 2]);
+        world.settle_bytes();
+        world.memory.borrow_mut().cut = [is_cut; 2];
+        world.receive(1, slot).unwrap();
+        world.look(1);
+        let protocol = &world.ends[1].protocol;
+        let ArenaCounts { violations, losses, .. } = protocol.counts();
+        assert_eq!((violations, losses), if is_cut { (0, 1) } else { (1, 0) });
+        assert_eq!(protocol.is_up(), !is_cut);
+        world.settle().unwrap();
+    }
+}
+
 #[test]
 fn what_is_simulated_comes_about() {
-    let mut sums = [0; 3];
+    let mut sums = [0; 4];
     for seed in 0..100 {
         let mut world = World::new(seed);
         world.run().unwrap();
-        let Reached { received, ended, losses, .. } = world.reached;
-        sums.iter_mut().zip([received as u64, ended, losses]).for_each(|(sum, it)| *sum += it);
+        let Reached { received, ended, losses, cuts, .. } = world.reached;
+        sums.iter_mut()
+            .zip([received as u64, ended, losses, cuts])
+            .for_each(|(sum, it)| *sum += it);
     }
-    println!("bytes received, conversations ended, losses: {sums:?}");
-    assert!(sums[0] > 1_000_000 && sums[1] > 200 && sums[2] > 100, "{sums:?}");
+    println!("bytes received, conversations ended, losses, cuts: {sums:?}");
+    assert!(sums[0] > 1_000_000 && sums[1] > 200 && sums[2] > 100 && sums[3] > 100, "{sums:?}");
 }
 
 #[test]
