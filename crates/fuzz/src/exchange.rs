@@ -24,7 +24,8 @@ const LAYOUT: ExchangeLayout = ExchangeLayout { tags: 4, data_bytes: 5000 };
 const MOST: usize = 64;
 /// Nothing happens by itself while an input is run.
 const DAY: u64 = 24 * 60 * 60 * 1000;
-const TIMING: SessionTiming = SessionTiming { beat: DAY, silence: DAY, hold: DAY, retry: (0, 0) };
+const TIMING: SessionTiming =
+    SessionTiming { beat: DAY, silence: DAY, hold: DAY, retry: (0, 0), often: (0, 0) };
 
 /// What an end does wrong, for a test that this is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

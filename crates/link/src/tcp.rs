@@ -6,8 +6,10 @@
 //! whose frames are carried, and that about segments, whose packets (`whole`) say what became of memory instead of
 //! passing it.
 
+mod connecting;
+
 use std::io::ErrorKind;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,11 +25,14 @@ use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
     Listener, Purpose, VERSIONS, answered, common_version, receive_frame, send_frame,
 };
+use connecting::{ConnectPace, connect_to};
 
 /// How long a peer may take for each of a connection, a handshake and an answer before it counts as lost.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// The same for the connection alone where a session is resumed.
 const RESUME_LIMIT: Duration = Duration::from_secs(1);
+/// And how often it is begun meanwhile: sooner than the kernel repeats what was lost, which takes a second.
+const BEGIN_AGAIN: Duration = Duration::from_millis(200);
 /// What addresses of this link begin with.
 pub const SCHEME: &str = "tcp:";
 /// Peers that may be under way with their handshake and hello at a time: of each, memory is taken before it
@@ -138,7 +143,7 @@ impl Connect for TcpLink {
             peer: peer(),
             what: format!("its address {address:?} is none of this link"),
         })?;
-        let socket = connect_to(place, connect_limit(&hello.service)).map_err(unreachable)?;
+        let socket = connect_to(place, pace(&hello.service)).map_err(unreachable)?;
         let name = Subject::Node(hello.to.clone()).server_name();
         let name = name.ok_or_else(|| unreachable(std::io::ErrorKind::InvalidInput.into()))?;
         let config = self.credentials().client().clone();
@@ -155,22 +160,13 @@ impl Connect for TcpLink {
     }
 }
 
-/// How long a connection may take. One that resumes a session is tried again and again: what was sent while
-/// nothing passed is not waited for.
-fn connect_limit(service: &Purpose) -> Duration {
-    if matches!(service, Purpose::Resume { .. }) { RESUME_LIMIT } else { TIME_LIMIT }
-}
-
-/// Connects to the first of the addresses that `place` stands for which answers in time.
-fn connect_to(place: &str, limit: Duration) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "it has no address");
-    for address in place.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, limit) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => last = error,
-        }
+/// How long a connection may take, and how often it is begun meanwhile. One that resumes a session is tried again and
+/// again: what was sent while nothing passed is not waited for.
+fn pace(service: &Purpose) -> ConnectPace {
+    match service {
+        Purpose::Resume { .. } => ConnectPace { limit: RESUME_LIMIT, every: BEGIN_AGAIN },
+        _ => ConnectPace { limit: TIME_LIMIT, every: TIME_LIMIT },
     }
-    Err(last)
 }
 
 impl Link for TcpLink {

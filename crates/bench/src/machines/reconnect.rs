@@ -17,7 +17,7 @@ use super::{bare, failed};
 use crate::BenchError;
 use crate::rack::BenchRack;
 
-/// How long the network is away: the link looks for the other machine in growing intervals of at most a second.
+/// How long the network is away: so long that the link looks for the other machine in intervals that do not grow.
 const AWAY: Duration = Duration::from_millis(2500);
 /// Besides, one more of these in each run, so that it returns at another part of such an interval.
 const STEP: Duration = Duration::from_millis(210);

@@ -6,6 +6,7 @@
 //! adapter do. So nobody reaches that memory when [`end`](CarriedSession::end) returns,
 //! whichever thread ended the session first.
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -132,6 +133,7 @@ impl CarriedSession {
         begun: Instant,
         on_change: OnSessionChange,
     ) -> std::io::Result<CarriedSession> {
+        let contact = contact.with_salt(RandomState::new().hash_one(peer));
         Ok(CarriedSession(Arc::new(Shared {
             peer: peer.to_owned(),
             begun,

@@ -25,6 +25,9 @@ pub struct SessionTiming {
     pub hold: SessionMillis,
     /// Between two attempts to connect, at first and at most.
     pub retry: (SessionMillis, SessionMillis),
+    /// For how long after a loss the other side is looked for often, and the time between two attempts then, at most. An
+    /// attempt that finds nobody is a packet, which costs less than the wait of who has operations under way.
+    pub often: (SessionMillis, SessionMillis),
 }
 
 /// Signs of life whose times are known.
@@ -37,7 +40,8 @@ const MARGIN: SessionMillis = 8_000;
 impl SessionTiming {
     /// Of a side that goes on trying for `hold`.
     pub const fn asking(hold: SessionMillis) -> SessionTiming {
-        SessionTiming { beat: 200, silence: 3_000, hold, retry: (50, 1_000) }
+        let (retry, often) = ((50, 1_000), (10_000, 100));
+        SessionTiming { beat: 200, silence: 3_000, hold, retry, often }
     }
 
     /// Of the other side, whose peer goes on trying for `hold`.
@@ -110,6 +114,8 @@ pub struct Contact {
     /// When the next attempt may begin, and how long after it the one after that.
     next: SessionMillis,
     wait: SessionMillis,
+    /// Differs between sessions, so that those that were lost together are not tried together.
+    salt: u64,
     reconnects: u64,
     repeated: u64,
     last_lost: SessionMillis,
@@ -149,6 +155,7 @@ impl Contact {
             lost: None,
             next: 0,
             wait: timing.retry.0,
+            salt: 0,
             reconnects: 0,
             repeated: 0,
             last_lost: 0,
@@ -190,6 +197,12 @@ impl Contact {
             last_lost: state.last_lost,
             ..Contact::new(state.side, timing)
         }
+    }
+
+    /// The same, whose attempts come at other times than those of sessions with another `salt`.
+    #[must_use]
+    pub fn with_salt(self, salt: u64) -> Contact {
+        Contact { salt, ..self }
     }
 
     /// Which side of the session this is.
@@ -268,22 +281,31 @@ impl Contact {
         if number != self.newest {
             return;
         }
+        if !matches!(self.state, State::Joining(_) | State::Up(_)) {
+            return;
+        }
+        self.lost.get_or_insert(now);
         match self.state {
             // One that lasted was no failed attempt: the next begins at once.
             State::Up(since) if now.saturating_sub(since) >= self.timing.retry.1 => {
                 self.wait = self.timing.retry.0;
                 self.next = now;
             }
-            State::Up(_) | State::Joining(_) => self.back_off(now),
-            State::Down { .. } | State::Over(_) => return,
+            _ => self.back_off(now),
         }
-        self.lost.get_or_insert(now);
         self.state = State::Down { trying: false };
     }
 
+    /// The next attempt waits: for less than a time that grows with each, and for three quarters of it at least.
     fn back_off(&mut self, now: SessionMillis) {
-        self.next = now + self.wait;
-        self.wait = (2 * self.wait).min(self.timing.retry.1);
+        let (lately, often) = self.timing.often;
+        let most = match self.lost_for(now) {
+            Some(lost) if lost < lately => often.min(self.timing.retry.1),
+            _ => self.timing.retry.1,
+        };
+        let wait = self.wait.min(most);
+        self.next = now + wait - spread(self.salt, self.newest, wait / 4);
+        self.wait = (2 * wait).min(self.timing.retry.1);
     }
 
     /// The number of an attempt to connect that is to begin now. Of the side that asks.
@@ -391,6 +413,15 @@ impl Contact {
     }
 }
 
+/// A number of 0 to `most`, which looks like chance, and is the same for the same salt and attempt.
+fn spread(salt: u64, attempt: u64, most: SessionMillis) -> SessionMillis {
+    // The last steps of SplitMix64.
+    let mut mixed = salt ^ attempt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ (mixed >> 31)) % (most + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -411,20 +442,49 @@ mod tests {
         assert!(matches!(contact.end(), Some(SessionEndReason::Silent(_))), "{contact:?}");
     }
 
-    #[test]
-    fn the_first_attempt_begins_at_once_and_the_others_at_growing_intervals() {
-        let mut contact = asking(60_000);
+    /// When a session with this salt, whose connection is lost at 0, is tried until `end`, where every attempt fails at once.
+    fn attempts(salt: u64, end: SessionMillis) -> Vec<SessionMillis> {
+        let mut contact = asking(60_000).with_salt(salt);
         contact.resumed(0, 0, 0);
         contact.broke(0, 5_000);
-        let (mut now, mut begun) = (5_000, Vec::new());
-        while begun.len() < 8 {
+        let mut begun = Vec::new();
+        for now in 5_000..5_000 + end {
             if let Some(number) = contact.attempt(now) {
                 begun.push(now - 5_000);
                 contact.failed(number, now);
             }
-            now += 1;
         }
-        assert_eq!(begun, [0, 50, 150, 350, 750, 1_550, 2_550, 3_550]);
+        begun
+    }
+
+    #[test]
+    fn who_was_there_a_moment_ago_is_looked_for_often_and_then_at_growing_intervals() {
+        let SessionTiming { retry, often, .. } = SessionTiming::asking(0);
+        for salt in 0..100 {
+            let begun = attempts(salt, 30_000);
+            assert_eq!(begun[0], 0, "the first begins at once");
+            let mut most = retry.0;
+            for pair in begun.windows(2) {
+                let (from, wait) = (pair[0], pair[1] - pair[0]);
+                most = if from < often.0 { most.min(often.1) } else { most.min(retry.1) };
+                assert!((most - most / 4..=most).contains(&wait), "{wait} ms at {from} ms");
+                most *= 2;
+            }
+            let last = begun.windows(2).last().unwrap();
+            assert!(last[1] - last[0] > retry.1 / 2, "it grows to the most");
+        }
+    }
+
+    #[test]
+    fn sessions_that_were_lost_together_are_tried_at_different_times() {
+        let mut most = 0;
+        let all: Vec<_> = (0..1_000).map(|salt| attempts(salt, 5_000)).collect();
+        for from in (1_000..5_000).step_by(10) {
+            let within = |at: &&SessionMillis| (from..from + 10).contains(*at);
+            most = most.max(all.iter().flatten().filter(within).count());
+        }
+        // As many as there are of evenly spread ones, 1000 each 87 ms: 115 in 10 ms.
+        assert!(most < 2 * 115, "{most} of 1000 try within 10 ms");
     }
 
     #[test]
