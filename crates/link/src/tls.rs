@@ -2,8 +2,9 @@
 //!
 //! Both go through one lock, which is held for no system call that waits.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +26,10 @@ const SILENCE: Duration = Duration::from_secs(1);
 const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
 /// Bytes that TLS holds at most before the socket takes them.
 const BUFFER: usize = 256 << 10;
-/// Times that records are taken in before others have a turn, where they carry nothing.
-const RECEIVES: usize = 16;
+/// Bytes that are taken from the socket at once.
+const RECEIVED: usize = 64 << 10;
+/// Times that so many are taken before others have a turn, where they carry nothing.
+const RECEIVES: usize = 2;
 
 /// A conversation over TLS.
 #[derive(Debug, Clone)]
@@ -35,7 +38,7 @@ pub(crate) struct TlsConversation(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     socket: Arc<TcpStream>,
-    tls: Mutex<Connection>,
+    tls: Mutex<TlsState>,
     /// How long the peer may take to take what is sent.
     limit: Duration,
     /// How long it may take for what is to be received.
@@ -44,6 +47,15 @@ struct Shared {
     watched: OnceLock<WatchedConnection>,
     /// The version of the link that both sides speak, when they have said so.
     version: OnceLock<u32>,
+}
+
+/// TLS, and what came from the socket and has not gone through it. TLS itself takes few bytes at a time: a call of the
+/// system for each of these takes as long as to open them.
+#[derive(Debug)]
+struct TlsState {
+    connection: Connection,
+    buffer: Box<[u8]>,
+    unread: Range<usize>,
 }
 
 impl TlsConversation {
@@ -58,7 +70,9 @@ impl TlsConversation {
     ) -> std::io::Result<TlsConversation> {
         prepare(&socket)?;
         tls.set_buffer_limit(Some(BUFFER));
-        let (tls, receive_limit) = (Mutex::new(tls), Mutex::new(Some(limit)));
+        let buffer = vec![0; RECEIVED].into_boxed_slice();
+        let tls = Mutex::new(TlsState { connection: tls, buffer, unread: 0..0 });
+        let receive_limit = Mutex::new(Some(limit));
         let socket = Arc::new(socket);
         let (watched, version) = Default::default();
         let shared = Shared { socket, tls, limit, receive_limit, watched, version };
@@ -66,11 +80,11 @@ impl TlsConversation {
         let deadline = Instant::now() + limit;
         loop {
             let mut tls = conversation.0.tls();
-            if !tls.is_handshaking() {
+            if !tls.connection.is_handshaking() {
                 break;
             }
             let progress = conversation.0.step(&mut tls);
-            let wants_write = tls.wants_write();
+            let wants_write = tls.connection.wants_write();
             drop(tls);
             // What TLS says of the peer's certificate is worth more than that the conversation is over.
             if !progress? {
@@ -116,7 +130,7 @@ impl TlsConversation {
         &self,
         look: impl FnOnce(&rackbus_identity::rustls::pki_types::CertificateDer<'_>) -> Option<T>,
     ) -> Option<T> {
-        look(self.0.tls().peer_certificates()?.first()?)
+        look(self.0.tls().connection.peer_certificates()?.first()?)
     }
 }
 
@@ -142,13 +156,13 @@ pub(crate) fn stream_error(error: &std::io::Error) -> StreamError {
 }
 
 impl Shared {
-    fn tls(&self) -> MutexGuard<'_, Connection> {
+    fn tls(&self) -> MutexGuard<'_, TlsState> {
         self.tls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends and receives what can be now; whether there was anything.
-    fn step(&self, tls: &mut Connection) -> std::io::Result<bool> {
-        let sent = self.send_out(tls)?;
+    fn step(&self, tls: &mut TlsState) -> std::io::Result<bool> {
+        let sent = self.send_out(&mut tls.connection)?;
         Ok(self.take_in(tls)? || sent)
     }
 
@@ -165,23 +179,29 @@ impl Shared {
         Ok(some)
     }
 
-    /// Receives what is there, once; false when there is nothing.
-    fn take_in(&self, tls: &mut Connection) -> std::io::Result<bool> {
-        if !tls.wants_read() {
+    /// Has TLS take what is there, once, as far as it does that before what it has is read; false when there is nothing.
+    fn take_in(&self, tls: &mut TlsState) -> std::io::Result<bool> {
+        let TlsState { connection, buffer, unread } = tls;
+        if !connection.wants_read() {
             return Ok(false);
         }
-        match tls.read_tls(&mut &*self.socket) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
-            Err(error) => return Err(error),
+        if Range::is_empty(unread) {
+            match (&*self.socket).read(buffer) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => *unread = 0..count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+                Err(error) => return Err(error),
+            }
         }
-        if let Err(error) = tls.process_new_packets() {
-            // The peer is told why.
-            let _ = self.send_out(tls);
-            tracing::warn!(%error, "TLS with another node failed");
-            return Err(refused(error));
+        while connection.wants_read() && !Range::is_empty(unread) {
+            unread.start += connection.read_tls(&mut &buffer[unread.clone()])?;
+            if let Err(error) = connection.process_new_packets() {
+                // The peer is told why.
+                let _ = self.send_out(connection);
+                tracing::warn!(%error, "TLS with another node failed");
+                return Err(refused(error));
+            }
         }
         Ok(true)
     }
@@ -220,9 +240,11 @@ impl Stream for TlsConversation {
             let mut rest = *part;
             while !rest.is_empty() {
                 let mut tls = self.0.tls();
-                let taken = tls.writer().write(rest).map_err(|error| stream_error(&error))?;
+                let taken = tls.connection.writer().write(rest);
+                let taken = taken.map_err(|error| stream_error(&error))?;
                 rest = &rest[taken..];
-                let sent = self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
+                let sent =
+                    self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
                 drop(tls);
                 if taken == 0 && !sent {
                     self.0.wait(true, Some(deadline))?;
@@ -231,8 +253,8 @@ impl Stream for TlsConversation {
         }
         loop {
             let mut tls = self.0.tls();
-            self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
-            if !tls.wants_write() {
+            self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
+            if !tls.connection.wants_write() {
                 return Ok(());
             }
             drop(tls);
@@ -284,26 +306,33 @@ impl Stream for TlsConversation {
 
 impl TlsConversation {
     /// Receives what is there; 0 when there is nothing, or nothing yet in the records that were taken: the socket is readable
-    /// then where there are more.
+    /// then where there are more. Less than `buffer` has room for is all that was taken from the socket.
     pub(crate) fn receive_some(
         &self,
         buffer: &mut [u8],
         failed: fn(&std::io::Error) -> StreamError,
     ) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        for turn in 0.. {
-            match tls.reader().read(buffer) {
-                Ok(0) if !buffer.is_empty() => return Err(StreamError::Closed),
-                Ok(count) => return Ok(count),
+        let (mut done, mut turns) = (0, 0);
+        loop {
+            match tls.connection.reader().read(&mut buffer[done..]) {
+                // What came before the end is taken first.
+                Ok(0) if done == 0 && !buffer.is_empty() => return Err(StreamError::Closed),
+                Ok(count) => done += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(failed(&error)),
             }
-            // Records may be empty, as many as the peer likes. Nothing that was taken in is left when this ends.
-            if turn == RECEIVES || !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
-                break;
+            if tls.unread.is_empty() {
+                // Records may be empty, as many as the peer likes.
+                if done > 0 || turns == RECEIVES {
+                    return Ok(done);
+                }
+                turns += 1;
+            }
+            if done == buffer.len() || !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
+                return Ok(done);
             }
         }
-        Ok(0)
     }
 }
 
@@ -311,11 +340,19 @@ impl TlsConversation {
 impl HoldingStream for TlsConversation {
     fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
-        for part in parts {
-            tls.writer().write_all(part).map_err(|error| stream_error(&error))?;
+        // In one record, as far as that goes: each is sealed, sent and opened by itself.
+        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut rest = &mut slices[..];
+        while !rest.is_empty() {
+            let taken = tls.connection.writer().write_vectored(rest);
+            let taken = taken.map_err(|error| stream_error(&error))?;
+            if taken == 0 {
+                return Err(StreamError::Closed);
+            }
+            IoSlice::advance_slices(&mut rest, taken);
         }
-        self.0.send_out(&mut tls).map_err(|error| stream_error(&error))?;
-        Ok(tls.wants_write())
+        self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
+        Ok(tls.connection.wants_write())
     }
 
     fn give_held(&self) -> Result<(), StreamError> {
@@ -343,15 +380,16 @@ fn carried_error(error: &std::io::Error) -> StreamError {
 impl Carrier for TlsConversation {
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        let taken = tls.writer().write(bytes).map_err(|error| carried_error(&error))?;
-        self.0.send_out(&mut tls).map_err(|error| carried_error(&error))?;
+        let taken = tls.connection.writer().write(bytes);
+        let taken = taken.map_err(|error| carried_error(&error))?;
+        self.0.send_out(&mut tls.connection).map_err(|error| carried_error(&error))?;
         Ok(taken)
     }
 
     fn flush(&mut self) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
-        self.0.send_out(&mut tls).map_err(|error| carried_error(&error))?;
-        Ok(!tls.wants_write())
+        self.0.send_out(&mut tls.connection).map_err(|error| carried_error(&error))?;
+        Ok(!tls.connection.wants_write())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
@@ -360,9 +398,9 @@ impl Carrier for TlsConversation {
 
     fn finish(&self) {
         let mut tls = self.0.tls();
-        tls.send_close_notify();
+        tls.connection.send_close_notify();
         // As far as that goes now: a peer that does not hear it is refused when it comes again.
-        let _ = self.0.send_out(&mut tls);
+        let _ = self.0.send_out(&mut tls.connection);
         drop(tls);
         Stream::shut_down(self);
     }
