@@ -13,6 +13,7 @@ mod reconnect;
 mod scale;
 mod servers;
 mod stores;
+mod transfers;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock, mpsc};
@@ -166,6 +167,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     drop(borrowed);
     between_hosts(&authority, settings, report)?;
     stores(&authority, settings, report)?;
+    transfers::run(&settings.dir, settings, report)?;
     after_failures(&authority, settings, report)?;
     for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {
         if format!("{SCALE} {}", kind.name()).contains(&settings.only) {

@@ -13,7 +13,7 @@ use crate::BenchError;
 use crate::rack::BenchRack;
 use crate::report::median;
 
-/// The rack: two hosts with memory.
+/// The rack: two hosts with memory. What is copied at once is at most a quarter of that.
 const RACK: &str =
     "name = \"stores\"\n[hosts.alpha]\nmemory = \"1 GiB\"\n[hosts.beta]\nmemory = \"1 GiB\"\n";
 /// Bytes of a segment.
@@ -31,13 +31,37 @@ struct FarSegment {
     _connection: RemoteSegment,
 }
 
+/// Two machines with memory, and a program on each.
+pub(super) struct FarPrograms {
+    pub(super) on_alpha: Session,
+    pub(super) on_beta: Session,
+    _machines: [RackMachine; 2],
+    _desk: Desk,
+}
+
+impl FarPrograms {
+    /// Starts the machines in `dir`; `None` where there is no `rackbus`.
+    ///
+    /// # Errors
+    /// When they do not come up.
+    pub(super) fn start(dir: &Path) -> Result<Option<FarPrograms>, BenchError> {
+        let Some(program) = BenchRack::find() else { return Ok(None) };
+        let desk = Desk::start(&program, dir, RACK)?;
+        let alpha = desk.join("alpha", &free_address()?, &[])?;
+        let beta = desk.join("beta", &free_address()?, &[])?;
+        let [on_alpha, on_beta] = [(&alpha, "alpha"), (&beta, "beta")]
+            .map(|(machine, host)| again(|| Session::open(&machine.location(host))));
+        let (on_alpha, on_beta, _machines) = (on_alpha?, on_beta?, [alpha, beta]);
+        Ok(Some(FarPrograms { on_alpha, on_beta, _machines, _desk: desk }))
+    }
+}
+
 /// Two machines, each with a segment that the other one has mapped.
 pub(super) struct FarMemory {
     on_alpha: FarSegment,
     on_beta: FarSegment,
     last: u64,
-    _machines: [RackMachine; 2],
-    _desk: Desk,
+    _programs: FarPrograms,
 }
 
 impl FarMemory {
@@ -46,16 +70,10 @@ impl FarMemory {
     /// # Errors
     /// When they do not come up.
     pub(super) fn start(dir: &Path) -> Result<Option<FarMemory>, BenchError> {
-        let Some(program) = BenchRack::find() else { return Ok(None) };
-        let desk = Desk::start(&program, dir, RACK)?;
-        let alpha = desk.join("alpha", &free_address()?, &[])?;
-        let beta = desk.join("beta", &free_address()?, &[])?;
-        let [on, with] = [(&alpha, "alpha"), (&beta, "beta")]
-            .map(|(machine, host)| again(|| Session::open(&machine.location(host))));
-        let (on, with) = (on?, with?);
-        let (on_alpha, on_beta) = (far_segment(&on, &with)?, far_segment(&with, &on)?);
-        let _machines = [alpha, beta];
-        Ok(Some(FarMemory { on_alpha, on_beta, last: 0, _machines, _desk: desk }))
+        let Some(programs) = FarPrograms::start(dir)? else { return Ok(None) };
+        let (on, with) = (&programs.on_alpha, &programs.on_beta);
+        let (on_alpha, on_beta) = (far_segment(on, with)?, far_segment(with, on)?);
+        Ok(Some(FarMemory { on_alpha, on_beta, last: 0, _programs: programs }))
     }
 
     /// Half of a round trip in microseconds, the median: a number that one thread stores, and one that the other stores when
@@ -119,7 +137,9 @@ fn far_segment(owner: &Session, user: &Session) -> Result<FarSegment, BenchError
 }
 
 /// Tries until it succeeds.
-fn again<T, E: std::fmt::Display>(attempt: impl Fn() -> Result<T, E>) -> Result<T, BenchError> {
+pub(super) fn again<T, E: std::fmt::Display>(
+    attempt: impl Fn() -> Result<T, E>,
+) -> Result<T, BenchError> {
     let begun = Instant::now();
     loop {
         match attempt() {

@@ -9,7 +9,7 @@ mod connect;
 mod copies;
 mod hosts;
 mod messages;
-mod networks;
+pub(crate) mod networks;
 mod pingpong;
 mod pio;
 mod plain;

@@ -48,8 +48,8 @@ impl Bench<'_> {
         for bytes in PUTS {
             let gb = bytes as f64 / 1e9;
             for (way, arguments) in [
-                ("UCX posix", ["-x", "posix", "-D", "bcopy"]),
-                ("UCX cma", ["-x", "cma", "-D", "zcopy"]),
+                ("UCX posix", ["-d", "memory", "-x", "posix", "-D", "bcopy"]),
+                ("UCX cma", ["-d", "memory", "-x", "cma", "-D", "zcopy"]),
             ] {
                 let case = format!("put {}", size(bytes));
                 self.pairs(
@@ -76,7 +76,7 @@ impl Bench<'_> {
                 let mut far = Put::new(&on_beta.remote, &on_alpha.local, 0)?;
                 one_way(&mut near, &mut far, time)
             },
-            || Ok(ucx("put_lat", 8, &["-x", "posix", "-D", "short"], time)? * 1e3),
+            || Ok(ucx("put_lat", 8, &["-d", "memory", "-x", "posix", "-D", "short"], time)? * 1e3),
         )
     }
 
@@ -114,10 +114,18 @@ fn repetitions(bytes: usize, time: Duration) -> String {
 }
 
 /// Microseconds of one operation of UCX's: its own median, or its mean where the clock is too
-/// coarse for that.
-fn ucx(test: &str, bytes: usize, arguments: &[&str], time: Duration) -> Result<f64, BenchError> {
+/// coarse for that. `arguments` say by which device and way.
+///
+/// # Errors
+/// When its program fails, or gives no figures.
+pub(crate) fn ucx(
+    test: &str,
+    bytes: usize,
+    arguments: &[&str],
+    time: Duration,
+) -> Result<f64, BenchError> {
     let (port, bytes, count) = (free_port()?, bytes.to_string(), repetitions(bytes, time));
-    let common = ["-p", &port, "-t", test, "-d", "memory", "-s", &bytes, "-n", &count];
+    let common = ["-p", &port, "-t", test, "-s", &bytes, "-n", &count];
     let common = [&common, arguments].concat();
     let text = both("ucx_perftest", &common, &["-f", "-v", "127.0.0.1"])?;
     // iterations, median, mean of the last interval, mean of all, …

@@ -1,0 +1,126 @@
+//! Copies into memory of another machine, by the copy engine and by the copy service (CMMC), against UCX's puts over TCP.
+//!
+//! A copy counts from when it is submitted until all of it has taken effect on the other machine. Only bytes that change
+//! travel, so that each copy is of other bytes than the one before.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rackbus_attach::{Copier, Extent, Signal};
+use rackbus_memory::Region;
+use rackbus_memory::copy::{
+    CopyEngine, CopyEngineOptions, CopyLocation, Transaction, TransactionState,
+};
+
+use super::stores::{FarPrograms, again};
+use super::{Settings, failed};
+use crate::memory::networks::ucx;
+use crate::peers::installed;
+use crate::report::{Case, median};
+use crate::{BenchError, Report};
+
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
+/// Copies of a run at least, however long they take.
+const LEAST: usize = 4;
+
+/// What is measured, as it is named, without its size.
+const DMA: &str = "DMA to another machine";
+const CMMC: &str = "CMMC to another machine";
+
+fn named(what: &str, bytes: usize) -> String {
+    format!("{what}, {}", rackbus_fabric::rack::format_size(bytes as u64))
+}
+
+/// Gigabytes a second of copies of so many bytes: by their median, as UCX says it of its own.
+fn rate(
+    (bytes, time): (usize, Duration),
+    mut copy: impl FnMut(usize) -> Result<(), BenchError>,
+) -> Result<f64, BenchError> {
+    let (begun, mut times) = (Instant::now(), Vec::new());
+    while times.len() < LEAST || begun.elapsed() < time {
+        let from = Instant::now();
+        copy(times.len() % 2)?;
+        times.push(from.elapsed().as_secs_f64());
+    }
+    Ok(bytes as f64 / 1e9 / median(&times))
+}
+
+/// Two sources, of which every byte differs.
+fn sources(programs: &FarPrograms, bytes: usize) -> Result<[Extent; 2], BenchError> {
+    let source = |value: u8| -> Result<Extent, BenchError> {
+        let source = programs.on_beta.allocate(bytes as u64)?;
+        source.mapping().whole().fill(value);
+        Ok(source)
+    };
+    Ok([source(1)?, source(2)?])
+}
+
+/// Copies all of one region into another, and waits for that.
+fn engine_copy(
+    engine: &CopyEngine,
+    from: &Arc<Region>,
+    to: &Arc<Region>,
+    bytes: usize,
+) -> Result<(), BenchError> {
+    let copy = Transaction::of(CopyLocation::shared(from, 0), CopyLocation::shared(to, 0), bytes);
+    let ticket = engine.channels()[0].submit(copy.map_err(failed)?);
+    match ticket.wait(None) {
+        TransactionState::Done => Ok(()),
+        other => Err(failed(format!("a copy ended as {other:?}"))),
+    }
+}
+
+/// Measures those whose names are wanted.
+///
+/// # Errors
+/// When rackbus itself fails.
+pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+    let all = SIZES.into_iter().flat_map(|bytes| [(DMA, bytes), (CMMC, bytes)]);
+    let wanted: Vec<_> =
+        all.filter(|(what, bytes)| named(what, *bytes).contains(&settings.only)).collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    if !installed("ucx_perftest") {
+        report.left_out(DMA, "ucx_perftest is not installed");
+        return Ok(());
+    }
+    let Some(programs) = FarPrograms::start(dir)? else {
+        report.left_out(DMA, "there is no rackbus");
+        return Ok(());
+    };
+    let options = CopyEngineOptions::default();
+    let engine = CopyEngine::start("bench", &options).map_err(BenchError::io("a copy engine"))?;
+    let (copier, time, runs) = (Copier::start(&options)?, settings.time, settings.runs);
+    for (what, bytes) in wanted {
+        let area = programs.on_alpha.export_area(bytes as u64)?;
+        let remote = again(|| programs.on_beta.register_area(area.key()))?;
+        let segment =
+            again(|| programs.on_beta.connect(area.key().node, area.key().segment, 1_000))?;
+        let mapping = segment.map(0, bytes as u64)?;
+        let sources = sources(&programs, bytes)?;
+        let by_engine = |nth: usize| {
+            engine_copy(&engine, sources[nth].mapping().region(), mapping.region(), bytes)?;
+            segment.flush().map_err(failed)
+        };
+        let by_service = |nth: usize| {
+            let source = (sources[nth].mapping(), 0);
+            let writing = copier.write(&remote, 0, source, bytes, Signal::None);
+            writing.and_then(|it| it.finish()).map_err(failed)
+        };
+        let (case, load) = (named(what, bytes), (bytes, time));
+        let case = Case { area: "machines", case: &case, peer_name: "UCX tcp", unit: "GB/s", runs };
+        report.compare(
+            case,
+            || if what == DMA { rate(load, by_engine) } else { rate(load, by_service) },
+            || {
+                Ok(bytes as f64
+                    / 1e3
+                    / ucx("put_bw", bytes, &["-d", "lo", "-x", "tcp", "-D", "zcopy"], time)?)
+            },
+            |ours, peer| ours / peer,
+        )?;
+    }
+    Ok(())
+}
