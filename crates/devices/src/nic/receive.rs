@@ -49,7 +49,7 @@ enum Delivered {
 #[derive(Debug, Clone, Copy)]
 enum Source<'a> {
     /// In the port's ring.
-    Shared(DmaSlice<'a>),
+    Shared(&'a DmaSlice<'a>),
     /// The frame was copied, because it is changed before it is delivered.
     Own(&'a [u8]),
 }
@@ -180,6 +180,19 @@ impl Delivery {
         offload: &Offload,
         source: Source<'_>,
     ) -> Result<(), QueueError> {
+        let total = HEADER_SIZE + source.len();
+        if let [Buffer { address, length }] = self.buffers[..]
+            && length as usize >= total
+            && let Some(room) = dma.slice_if_mapped(address, total, Access::WRITE)
+            && let Some(rest) = room.part(HEADER_SIZE, source.len())
+        {
+            // Most frames: in one buffer, which is looked up once. The header is stored from where its parts are: to put it
+            // together elsewhere would take a load that waits for all stores before it.
+            room.copy_from(offload.as_bytes());
+            room.write_obj(HEADER_BUFFERS, &1u16.to_le());
+            source.copy_to(0, rest);
+            return Ok(());
+        }
         let mut header = [0; HEADER_SIZE];
         header[..OFFLOAD_BYTES].copy_from_slice(offload.as_bytes());
         header[HEADER_BUFFERS..]
@@ -218,21 +231,17 @@ impl Nic {
         let mut touched = 0u32;
         let mut begun = None;
         for _ in 0..BURST {
-            let more = match self.cutting.is_some() {
-                true => true,
-                false => self.port.get_mut().is_some_and(|port| port.next().is_some()),
-            };
-            if !more {
-                break;
-            }
-            begun.get_or_insert_with(|| bus.user.before_access());
             let taken = match self.cutting.is_some() {
-                true => self.receive_piece(bus, &mut tally, &mut outcome),
-                false => self.receive_frame(bus, &mut tally, &mut outcome),
+                true => {
+                    begun.get_or_insert_with(|| bus.user.before_access());
+                    self.receive_piece(bus, &mut tally, &mut outcome)
+                }
+                false => self.receive_frame(bus, &mut begun, &mut tally, &mut outcome),
             };
             match taken {
                 Ok(DeliveryOutcome::Delivered(pair)) => touched |= 1 << pair,
                 Ok(DeliveryOutcome::Gone) => {}
+                Ok(DeliveryOutcome::Nothing) => break,
                 Ok(DeliveryOutcome::Waits) => {
                     outcome.stalled = true;
                     break;
@@ -255,24 +264,28 @@ impl Nic {
         outcome
     }
 
-    /// Hands the port's next frame over.
+    /// Hands the port's next frame over; `begun` is when the first of the poll was looked at.
     fn receive_frame(
         &mut self,
         bus: &Bus<'_>,
+        begun: &mut Option<u64>,
         tally: &mut Tally,
         outcome: &mut PollOutcome,
     ) -> Result<DeliveryOutcome, (u16, QueueError)> {
-        let Some(port) = self.port.get_mut() else { return Ok(DeliveryOutcome::Gone) };
-        let Some(frame) = port.next() else { return Ok(DeliveryOutcome::Gone) };
+        let Some(port) = self.port.get_mut() else { return Ok(DeliveryOutcome::Nothing) };
+        // Not moved, and its parts neither: a load of fields together that were stored one by one waits until all that was
+        // stored before has left the processor, and that is for memory which the driver has.
+        let next = port.next();
+        let Some(frame) = &next else { return Ok(DeliveryOutcome::Nothing) };
+        begun.get_or_insert_with(|| bus.user.before_access());
         if let Err(at) = self.inward.ready(bus.now_ns) {
             count(&self.counters.throttled);
             outcome.wait_until(at);
             return Ok(DeliveryOutcome::Waits);
         }
-        let mut head = [0; steering::LOOKED_AT];
-        let seen = frame.bytes.copy_to(&mut head);
-        let (begin, length) = (head.first_chunk().unwrap_or(&[0; 16]), frame.bytes.len());
-        if length < MIN_FRAME || !self.settings.filter.wants(self.settings.mac(), begin) {
+        let (mut begin, length) = ([0; 16], frame.bytes.len());
+        frame.bytes.copy_to(&mut begin);
+        if length < MIN_FRAME || !self.settings.filter.wants(self.settings.mac(), &begin) {
             count(&self.counters.filtered);
             port.consume();
             return Ok(DeliveryOutcome::Gone);
@@ -280,7 +293,11 @@ impl Nic {
         let pairs = self.settings.pairs;
         let pair = match pairs {
             1 => 0,
-            _ => steering::pair(steering::flow(&head[..seen]), pairs),
+            _ => {
+                let mut head = [0; steering::LOOKED_AT];
+                let seen = frame.bytes.copy_to(&mut head);
+                steering::pair(steering::flow(&head[..seen]), pairs)
+            }
         };
         self.delivery.turn_to(&mut self.transport, 2 * pair);
         let mergeable = self.transport.has(feature::MRG_RXBUF);
@@ -291,9 +308,9 @@ impl Nic {
             return Ok(DeliveryOutcome::Gone);
         };
         let (dma, how) = (bus.dma, (size, mergeable));
-        let delivered = match adapt(&frame, self.settings.offloads) {
+        let delivered = match adapt(frame, self.settings.offloads) {
             Adapted::AsItIs(offload) => {
-                self.delivery.deliver(dma, ring, how, &offload, Source::Shared(frame.bytes))
+                self.delivery.deliver(dma, ring, how, &offload, Source::Shared(&frame.bytes))
             }
             Adapted::Completed(copy) => {
                 self.delivery.deliver(dma, ring, how, &Offload::default(), Source::Own(&copy))
@@ -398,6 +415,8 @@ impl Nic {
 enum DeliveryOutcome {
     /// It lies with the driver, or was dropped, by this pair's queue.
     Delivered(u16),
+    /// There is none.
+    Nothing,
     /// It was dropped, or is cut.
     Gone,
     /// It is still next.

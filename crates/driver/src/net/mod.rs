@@ -12,7 +12,7 @@ mod split;
 use std::path::Path;
 use std::time::Duration;
 
-use rackbus_memory::{Event, SharedMemory};
+use rackbus_memory::{DmaSlice, Event, SharedMemory};
 use rackbus_spec::virtio::net::{self, HEADER_SIZE, NetHeader, feature};
 use rackbus_spec::virtio::{feature as common, status};
 use zerocopy::{FromBytes, IntoBytes};
@@ -277,17 +277,34 @@ impl Net {
         Ok(())
     }
 
-    /// Puts a frame into a pair's transmit queue; [`flush`](Net::flush) tells the function. False when the queue is
-    /// full.
+    /// Puts a frame into a pair's transmit queue, where the function finds it after [`flush`](Net::flush). False when the
+    /// queue is full.
     ///
     /// # Errors
     /// When the frame is longer than any, or the function says what cannot be.
     pub fn send(&mut self, pair: u16, header: &NetHeader, frame: &[u8]) -> Result<bool, NetError> {
-        let length = HEADER_SIZE + frame.len();
+        self.send_in_place(pair, header, frame.len(), |room| {
+            room.copy_from(frame);
+        })
+    }
+
+    /// As [`send`](Net::send), a frame of `length` bytes that `write` puts together where the function reads it. What it
+    /// does not write is as it was left in that buffer by an earlier frame.
+    ///
+    /// # Errors
+    /// As [`send`](Net::send).
+    #[inline]
+    pub fn send_in_place(
+        &mut self,
+        pair: u16,
+        header: &NetHeader,
+        length: usize,
+        write: impl FnOnce(DmaSlice<'_>),
+    ) -> Result<bool, NetError> {
         let Some(queue) = self.transmit.get_mut(usize::from(pair)) else {
             return Err(NetError::Request("there is no such queue pair"));
         };
-        if length > queue.span.buffer {
+        if length > queue.span.buffer - HEADER_SIZE {
             return Err(NetError::Request("the frame is longer than any"));
         }
         // The function writes where this looks, so it is not done for each frame.
@@ -297,19 +314,21 @@ impl Net {
             }
         }
         let Some(number) = queue.free() else {
+            // There is room when the function has seen what is in the queue.
+            self.kick(2 * pair + 1)?;
             self.device.progress();
             return Ok(false);
         };
-        let room = queue.buffer(&self.memory, number);
-        room.copy_from(header.as_bytes());
-        if let Some(room) = room.part(HEADER_SIZE, frame.len()) {
-            room.copy_from(frame);
+        let buffer = queue.buffer(&self.memory, number);
+        buffer.copy_from(header.as_bytes());
+        if let Some(room) = buffer.part(HEADER_SIZE, length) {
+            write(room);
         }
-        queue.push(&self.memory, number, length, 0);
+        queue.push(&self.memory, number, HEADER_SIZE + length, 0);
         Ok(true)
     }
 
-    /// Tells the function of the frames that were put in, if it does not look itself.
+    /// Lets the function see the frames that were put in, and tells it of them if it does not look itself.
     ///
     /// # Errors
     /// When the connection failed.
@@ -339,6 +358,25 @@ impl Net {
         pair: u16,
         frame: &mut Vec<u8>,
     ) -> Result<Option<NetHeader>, NetError> {
+        let mut length = 0;
+        self.receive_in_place(pair, |part| {
+            // What it held is written over.
+            frame.resize(length + part.len(), 0);
+            length += part.copy_to(&mut frame[length..]);
+        })
+    }
+
+    /// As [`receive`](Net::receive), but the frame is shown to `look` where it lies, in as many parts as the function
+    /// took buffers for it. The buffers go back to the function afterwards.
+    ///
+    /// # Errors
+    /// As [`receive`](Net::receive); `look` may have seen a part of a frame then.
+    #[inline]
+    pub fn receive_in_place(
+        &mut self,
+        pair: u16,
+        mut look: impl FnMut(DmaSlice<'_>),
+    ) -> Result<Option<NetHeader>, NetError> {
         let Some(queue) = self.receive.get_mut(usize::from(pair)) else { return Ok(None) };
         let Some((number, length)) = queue.pop(&self.memory)? else {
             self.fill(pair)?;
@@ -350,11 +388,9 @@ impl Net {
         buffer.copy_to(&mut head);
         let header = NetHeader::read_from_bytes(&head)
             .map_err(|_| NetError::Unsupported("a header of another size"))?;
-        let length = (length as usize).min(queue.span.buffer);
-        frame.clear();
-        frame.resize(length.saturating_sub(HEADER_SIZE), 0);
-        if let Some(part) = buffer.part(HEADER_SIZE, frame.len()) {
-            part.copy_to(frame);
+        let length = (length as usize).min(queue.span.buffer).saturating_sub(HEADER_SIZE);
+        if let Some(part) = buffer.part(HEADER_SIZE, length) {
+            look(part);
         }
         queue.give_back(number);
         let mergeable = self.info.features & feature::MRG_RXBUF != 0;
@@ -362,9 +398,10 @@ impl Net {
             let Some((number, length)) = queue.pop(&self.memory)? else {
                 return Err(NetError::Unsupported("a frame of which buffers are missing"));
             };
-            let (start, length) = (frame.len(), (length as usize).min(queue.span.buffer));
-            frame.resize(start + length, 0);
-            queue.buffer(&self.memory, number).copy_to(&mut frame[start..]);
+            let length = (length as usize).min(queue.span.buffer);
+            if let Some(part) = queue.buffer(&self.memory, number).part(0, length) {
+                look(part);
+            }
             queue.give_back(number);
         }
         // The function reads where this writes, so it is not done for each frame.

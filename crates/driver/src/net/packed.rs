@@ -22,6 +22,8 @@ pub struct PackedDriverRing {
     wrap: bool,
     /// Descriptors that the function was not told of.
     added: u16,
+    /// Where the flags of the first of them are, and what they are to be: with them the function sees all of them.
+    hidden: Option<(usize, u16)>,
     /// Where the next one that is done comes.
     taken: u16,
     taken_wrap: bool,
@@ -46,33 +48,39 @@ impl PackedDriverRing {
             next: 0,
             wrap: true,
             added: 0,
+            hidden: None,
             taken: 0,
             taken_wrap: true,
             slots: vec![0; usize::from(size)],
         }
     }
 
+    /// Puts a request in, which the function sees when it is [published](PackedDriverRing::publish): what it looks at
+    /// meanwhile is in a cache line that it would take from here for each request.
+    #[inline]
     pub fn push(&mut self, memory: &SharedMemory, number: u16, pieces: &[BufferPiece]) {
-        let mut first = None;
         for (index, (address, length, kind)) in pieces.iter().enumerate() {
             let at = self.ring + usize::from(self.next) * DESCRIPTOR_SIZE;
             let more = if index + 1 < pieces.len() { flags::NEXT } else { 0 };
             let mark = if self.wrap { flags::AVAIL } else { flags::USED };
             let flags = kind | more | mark;
             let (address, length) = (*address, *length);
-            // The flags of the first descriptor are written last: with them the function sees all of it.
-            let hidden = memory.whole().load_u16(at + PACKED_FLAGS, Ordering::Relaxed).unwrap_or(0);
-            let written = if first.is_none() { u16::from_le(hidden) } else { flags };
+            let written = match self.hidden {
+                Some(_) => flags,
+                None => {
+                    self.hidden = Some((at + PACKED_FLAGS, flags));
+                    let old = memory.whole().load_u16(at + PACKED_FLAGS, Ordering::Relaxed);
+                    u16::from_le(old.unwrap_or(0))
+                }
+            };
             let entry = PackedDescriptor { address, length, id: number, flags: written };
-            memory.whole().write_obj(at, &entry);
-            first.get_or_insert((at, flags));
+            let [place, rest] = entry.words();
+            memory.whole().store_u64(at, place, Ordering::Relaxed);
+            memory.whole().store_u64(at + 8, rest, Ordering::Relaxed);
             self.next += 1;
             if self.next == self.size {
                 (self.next, self.wrap) = (0, !self.wrap);
             }
-        }
-        if let Some((at, flags)) = first {
-            memory.whole().store_u16(at + PACKED_FLAGS, flags.to_le(), Ordering::Release);
         }
         if let Some(slots) = self.slots.get_mut(usize::from(number)) {
             *slots = pieces.len() as u16;
@@ -84,6 +92,9 @@ impl PackedDriverRing {
         let added = std::mem::take(&mut self.added);
         if added == 0 {
             return false;
+        }
+        if let Some((at, flags)) = self.hidden.take() {
+            memory.whole().store_u16(at, flags.to_le(), Ordering::Release);
         }
         fence(Ordering::SeqCst);
         let field = |at| memory.whole().load_u16(at, Ordering::Relaxed).map_or(0, u16::from_le);
@@ -108,6 +119,7 @@ impl PackedDriverRing {
         available == used && used == self.taken_wrap
     }
 
+    #[inline]
     pub fn pop(&mut self, memory: &SharedMemory) -> Option<(u16, u32)> {
         if !self.has_used(memory) {
             return None;

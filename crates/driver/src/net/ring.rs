@@ -167,6 +167,7 @@ impl NetQueue {
     }
 
     /// A buffer that nobody uses.
+    #[inline]
     pub fn free(&mut self) -> Option<u16> {
         self.free.pop()
     }
@@ -187,6 +188,7 @@ impl NetQueue {
     }
 
     /// The memory of a buffer.
+    #[inline]
     pub fn buffer<'m>(&self, memory: &'m SharedMemory, number: u16) -> DmaSlice<'m> {
         let at = self.buffers_at + usize::from(number.min(self.span.count - 1)) * self.span.buffer;
         let whole = memory.whole();
@@ -198,8 +200,24 @@ impl NetQueue {
     }
 
     /// Puts a request in: the first bytes of a buffer are read, those behind them written.
+    #[inline]
     pub fn push(&mut self, memory: &SharedMemory, number: u16, read: usize, write: usize) {
         let at = self.buffers_at + usize::from(number) * self.span.buffer;
+        if let (false, 1, Some((length, kind))) =
+            (self.indirect, self.span.segments, in_one(read, write))
+        {
+            return self.put(memory, number, &[(self.address(at), length as u32, kind)]);
+        }
+        self.push_parts(memory, number, (at, read, write));
+    }
+
+    /// Puts a request of several descriptors in, or one that has a table.
+    fn push_parts(
+        &mut self,
+        memory: &SharedMemory,
+        number: u16,
+        (at, read, write): (usize, usize, usize),
+    ) {
         let mut pieces = PieceList::default();
         let parts = usize::from(self.span.segments) - usize::from(write > 0 && read > 0);
         let mut done = 0;
@@ -221,12 +239,17 @@ impl NetQueue {
             pieces = PieceList::default();
             pieces.push((self.address(table_at), length as u32, flags::INDIRECT));
         }
+        self.put(memory, number, pieces.all());
+    }
+
+    #[inline]
+    fn put(&mut self, memory: &SharedMemory, number: u16, pieces: &[BufferPiece]) {
         if let Some(busy) = self.busy.get_mut(usize::from(number)) {
             *busy = true;
         }
         match &mut self.ring {
-            Ring::Split(ring) => ring.push(memory, number, pieces.all()),
-            Ring::Packed(ring) => ring.push(memory, number, pieces.all()),
+            Ring::Split(ring) => ring.push(memory, number, pieces),
+            Ring::Packed(ring) => ring.push(memory, number, pieces),
         }
     }
 
@@ -242,6 +265,7 @@ impl NetQueue {
     ///
     /// # Errors
     /// When it says so of one that it does not have.
+    #[inline]
     pub fn pop(&mut self, memory: &SharedMemory) -> Result<Option<(u16, u32)>, NetError> {
         let popped = match &mut self.ring {
             Ring::Split(ring) => ring.pop(memory),
@@ -269,6 +293,16 @@ impl NetQueue {
             Ring::Packed(ring) => ring.want_interrupts(memory, wanted),
         }
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+/// Length and flags of a request that the function only reads, or only writes.
+#[inline]
+fn in_one(read: usize, write: usize) -> Option<(usize, u16)> {
+    match (read, write) {
+        (1.., 0) => Some((read, 0)),
+        (0, 1..) => Some((write, flags::WRITE)),
+        _ => None,
     }
 }
 
@@ -338,6 +372,29 @@ mod tests {
             done(&memory, 1, wrong);
             assert!(queue.pop(&memory).is_err(), "buffer {wrong}");
             assert_eq!(queue.unused(), 3, "a buffer is free twice");
+        }
+    }
+
+    #[test]
+    fn the_function_sees_requests_together_when_they_are_published() {
+        let available = |memory: &SharedMemory, features: u64| match features {
+            0 => memory.whole().load_u16(PAGE + split::INDEX, Ordering::Relaxed).unwrap(),
+            _ => (0..2)
+                .take_while(|nth| {
+                    let at = nth * DESCRIPTOR_SIZE + PACKED_FLAGS;
+                    memory.whole().load_u16(at, Ordering::Relaxed).unwrap() & flags::AVAIL != 0
+                })
+                .count() as u16,
+        };
+        for features in [0, feature::RING_PACKED] {
+            let memory = SharedMemory::create("ring", SPAN.length(SIZE) as u64).unwrap();
+            let mut queue = queue(&memory, features);
+            for number in [0, 1] {
+                queue.push(&memory, number, 0, 256);
+                assert_eq!(available(&memory, features), 0);
+            }
+            queue.publish(&memory);
+            assert_eq!(available(&memory, features), 2);
         }
     }
 

@@ -53,6 +53,17 @@ pub struct PackedDescriptor {
     pub flags: u16,
 }
 
+impl PackedDescriptor {
+    /// It as two words of memory. Stored from registers, it does not wait for earlier stores, as a descriptor does that is
+    /// put together in memory and loaded from there as a whole.
+    #[inline]
+    pub fn words(&self) -> [u64; 2] {
+        let PackedDescriptor { address, length, id, flags } = *self;
+        let rest = u64::from(length) | u64::from(id) << 32 | u64::from(flags) << 48;
+        [address.to_le(), rest.to_le()]
+    }
+}
+
 /// Offset of the flags in a packed descriptor.
 pub const PACKED_FLAGS: usize = 14;
 
