@@ -25,6 +25,8 @@ use crate::machine::{CLIENT_CPU, SERVER_CPU, own_processor_time, pin};
 const BATCH: usize = 32;
 /// Descriptors of a queue, as DPDK's has by default.
 const DESCRIPTORS: u16 = 256;
+/// Bytes of a frame in place that the driver writes: the headers of Ethernet, IPv4 and UDP, as DPDK's sender does.
+const HEADERS: usize = 42;
 /// Frames that the port's memory holds.
 const HELD: usize = 256;
 /// Bytes for a frame there.
@@ -91,6 +93,15 @@ impl NetworkPort for Counting {
 
 const MAC: MacAddress = MacAddress([2, 0x76, 0, 0, 0, 1]);
 
+/// What the driver does with the bytes of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameUse {
+    /// It copies them between the buffer and memory of its own, as a program would that has or wants the data.
+    Copied,
+    /// It leaves them where they lie, and of what it sends writes the headers alone, as DPDK's does.
+    InPlace,
+}
+
 /// The function with a driver of it.
 pub struct Driven {
     net: Net,
@@ -129,7 +140,12 @@ impl Driven {
     ///
     /// # Errors
     /// When the function fails.
-    pub fn sends(&mut self, bytes: usize, time: Duration) -> Result<PacketResult, BenchError> {
+    pub fn sends(
+        &mut self,
+        bytes: usize,
+        usage: FrameUse,
+        time: Duration,
+    ) -> Result<PacketResult, BenchError> {
         let failed = |error: rackbus_driver::net::NetError| BenchError::Peer(error.to_string());
         pin(CLIENT_CPU);
         let frame = [&[0xff; 6][..], &MAC.0, &[8, 0], &vec![0x5a; bytes - 14]].concat();
@@ -137,7 +153,14 @@ impl Driven {
         let worked = own_processor_time();
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                if !self.net.send(0, &NetHeader::default(), &frame).map_err(failed)? {
+                let (net, header) = (&mut self.net, NetHeader::default());
+                let sent = match usage {
+                    FrameUse::Copied => net.send(0, &header, &frame),
+                    FrameUse::InPlace => net.send_in_place(0, &header, bytes, |room| {
+                        room.copy_from(&frame[..HEADERS]);
+                    }),
+                };
+                if !sent.map_err(failed)? {
                     break;
                 }
             }
@@ -152,14 +175,23 @@ impl Driven {
     ///
     /// # Errors
     /// When the function fails.
-    pub fn receives(&mut self, time: Duration) -> Result<PacketResult, BenchError> {
+    pub fn receives(
+        &mut self,
+        usage: FrameUse,
+        time: Duration,
+    ) -> Result<PacketResult, BenchError> {
         pin(CLIENT_CPU);
         let worked = own_processor_time();
         let (begun, mut frame, mut count, mut bytes) = (Instant::now(), Vec::new(), 0u64, 0);
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                match self.net.receive(0, &mut frame) {
-                    Ok(Some(_)) => (count, bytes) = (count + 1, frame.len()),
+                let mut length = 0;
+                let received = match usage {
+                    FrameUse::Copied => self.net.receive(0, &mut frame),
+                    FrameUse::InPlace => self.net.receive_in_place(0, |part| length += part.len()),
+                };
+                match received {
+                    Ok(Some(_)) => (count, bytes) = (count + 1, length.max(frame.len())),
                     Ok(None) => {}
                     Err(error) => return Err(BenchError::Peer(error.to_string())),
                 }
