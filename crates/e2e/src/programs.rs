@@ -36,6 +36,16 @@ pub fn disk_with(rack: &RackProcesses, names: &[&str], others: &[PathBuf]) -> Re
     Ok(disk)
 }
 
+/// A disk with the programs of a folder that set-up has made, each with its libraries beside: `/tmp/programs/run/NAME`.
+///
+/// # Errors
+/// When it is not there, or this machine lacks `tar`.
+pub fn disk_of(rack: &RackProcesses, folder: &Path) -> Result<PathBuf> {
+    let disk = rack.run_dir().join("set-up.img");
+    run(Command::new("tar").arg("-cf").arg(&disk).arg("-C").arg(folder).args(["run", "usr"]))?;
+    Ok(disk)
+}
+
 /// Compiles a C program of one source file into `folder`, with these arguments behind the source.
 ///
 /// # Errors

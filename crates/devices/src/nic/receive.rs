@@ -186,8 +186,8 @@ impl Delivery {
             && let Some(room) = dma.slice_if_mapped(address, total, Access::WRITE)
             && let Some(rest) = room.part(HEADER_SIZE, source.len())
         {
-            // Most frames: in one buffer, which is looked up once. The header is stored from where its parts are: to put it
-            // together elsewhere would take a load that waits for all stores before it.
+            // Most frames: in one buffer, which is looked up once. The header is stored from where its parts are:
+            // one that is put together elsewhere is loaded once more.
             room.copy_from(offload.as_bytes());
             room.write_obj(HEADER_BUFFERS, &1u16.to_le());
             source.copy_to(0, rest);
@@ -273,8 +273,8 @@ impl Nic {
         outcome: &mut PollOutcome,
     ) -> Result<DeliveryOutcome, (u16, QueueError)> {
         let Some(port) = self.port.get_mut() else { return Ok(DeliveryOutcome::Nothing) };
-        // Not moved, and its parts neither: a load of fields together that were stored one by one waits until all that was
-        // stored before has left the processor, and that is for memory which the driver has.
+        // Not moved, and its parts neither: a load of fields together that were stored one by one can wait until all that was
+        // stored before has left the processor, and some of that is to lines that the driver's processor has.
         let next = port.next();
         let Some(frame) = &next else { return Ok(DeliveryOutcome::Nothing) };
         begun.get_or_insert_with(|| bus.user.before_access());

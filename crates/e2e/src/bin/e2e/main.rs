@@ -20,6 +20,7 @@ mod memory;
 mod metal;
 mod nics;
 mod ntb_link;
+mod outside;
 mod packages;
 mod peers;
 mod physical;
@@ -29,6 +30,7 @@ mod segments;
 mod sharing;
 mod systems;
 mod testbed;
+mod traffic;
 mod translated;
 
 use std::io::ErrorKind;
@@ -80,7 +82,7 @@ const MORE: [Scenario; 2] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 33] = [
+const SCENARIOS: [Scenario; 34] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -89,6 +91,7 @@ const SCENARIOS: [Scenario; 33] = [
     ("a program in a guest maps borrowed memory", guests::memory),
     ("a guest's drive reaches the BARs of its other functions", peers::to_each_other),
     ("two guests reach each other by functions of a network card", nics::to_each_other),
+    ("stock programs in guests reach guests, hosts and what is outside", traffic::everywhere),
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
     ("programs in two guests share memory with each other and with a host", segments::in_guests),

@@ -1,6 +1,5 @@
 //! Network functions in stock guests: their own virtio-net finds each, and they reach each other.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rackbus_driver::net::{Net, NetOptions};
@@ -8,10 +7,11 @@ use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use serde_json::Value;
 
+use crate::outside::Outside;
 use crate::{RackWithGuests, guests};
 
 /// The interface that the guest's driver has made, once it is there, and its end.
-const FIND: &str = "
+pub const FIND: &str = "
     set -e
     found() { basename $(ls -d /sys/bus/pci/devices/*/virtio*/net/* 2>/dev/null | head -n 1) 2>/dev/null; }
     for try in $(seq 400); do [ -n \"$(found)\" ] && break; sleep 0.05; done
@@ -90,58 +90,6 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
     unplug(rack, new, "alpha/nic0.vf2")
 }
 
-/// What is outside of the rack, in a namespace: the other end of an uplink's cable. It ends with this.
-struct Outside;
-
-impl Outside {
-    /// The uplink of the rack file.
-    const UPLINK: &str = "rbe2e0";
-    const NAMESPACE: &str = "rackbus-e2e-outside";
-    /// The address at the other end of the cable.
-    const ADDRESS: &str = "10.77.200.1";
-
-    fn new() -> Result<Outside> {
-        let (name, uplink) = (Outside::NAMESPACE, Outside::UPLINK);
-        // What a run left that was killed: mostly there is nothing.
-        let _ = ip(&["link", "delete", uplink]);
-        let _ = ip(&["netns", "delete", name]);
-        ip(&["netns", "add", name])?;
-        let outside = Outside;
-        ip(&["link", "add", uplink, "type", "veth", "peer", "name", "far0", "netns", name])?;
-        ip(&["link", "set", uplink, "up"])?;
-        let address = format!("{}/16", Outside::ADDRESS);
-        ip(&["-n", name, "addr", "add", &address, "dev", "far0"])?;
-        ip(&["-n", name, "link", "set", "far0", "up"])?;
-        Ok(outside)
-    }
-
-    /// The digest of what somebody outside is sent who opens a connection to a guest.
-    fn fetch(&self, from: &str) -> Result<String> {
-        let script = format!(
-            "for try in $(seq 600); do exec 3<>/dev/tcp/{from}/7001 && break; sleep 0.05; done 2>/dev/null
-             sha256sum <&3"
-        );
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", Outside::NAMESPACE, "timeout", "60", "bash", "-c", &script]);
-        let output = command.output()?;
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        // The uplink goes with the other end of its cable.
-        let _ = ip(&["netns", "delete", Outside::NAMESPACE]);
-    }
-}
-
-fn ip(arguments: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(arguments).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ip {}: {}", arguments.join(" "), said.trim());
-    Ok(())
-}
-
 /// A guest and somebody outside of the rack reach each other by an uplink, each opening connections to the other.
 fn reach_outside(guest: &mut Guest, outside: &Outside) -> Result<()> {
     let to = Outside::ADDRESS;
@@ -151,7 +99,12 @@ fn reach_outside(guest: &mut Guest, outside: &Outside) -> Result<()> {
     ))?;
     let server = "nc -l -p 7001 </tmp/sent >/dev/null; rm /tmp/sent";
     let listening = guest.begin(server, Duration::from_secs(120))?;
-    let came = outside.fetch(FIRST)?;
+    let fetch = format!(
+        "for try in $(seq 600); do exec 3<>/dev/tcp/{FIRST}/7001 && break; sleep 0.05; done 2>/dev/null
+         sha256sum <&3"
+    );
+    let came = outside.command("timeout", &["60", "bash", "-c", &fetch]).output()?;
+    let came = String::from_utf8_lossy(&came.stdout).trim().to_owned();
     succeeded(guest.name(), server, &listening.wait()?)?;
     ensure!(!sent.is_empty() && sent == came, "what was sent is {sent}; what came outside {came}");
     Ok(())
@@ -163,7 +116,7 @@ fn reach_hosts(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
         println!("           no host has an interface: that takes root");
         return Ok(());
     }
-    let outside = Outside::new()?;
+    let outside = Outside::new(1500)?;
     rack.json(&["net", "up", "alpha", "gamma"])?;
     for host in ["10.77.0.1", "10.77.0.3"] {
         guest.run(&format!("ping -c 2 -W 10 {host} && ping -c 2 -W 10 -s 60000 {host}"))?;
