@@ -49,8 +49,9 @@ impl Incoming {
 
     /// Takes the oldest one, with the host that it comes from.
     pub(super) fn take(&self) -> Option<(String, UnixStream)> {
-        self.event.drain();
         let mut queue = self.queue();
+        // With the lock: one that is put in meanwhile would be taken, and its ring would stay.
+        self.event.drain();
         let first = queue.pop_front();
         if !queue.is_empty() {
             self.event.ring();
@@ -58,7 +59,7 @@ impl Incoming {
         first
     }
 
-    /// Readable when there is one.
+    /// Readable while there is one, and not else.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

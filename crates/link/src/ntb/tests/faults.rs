@@ -133,3 +133,17 @@ fn ntbs_are_closed_for_a_process_that_goes_on_and_opened_again_where_none_does()
         exchange(&[hear.join().unwrap().unwrap(), ours], b"goes on");
     }
 }
+
+/// Whoever finds it readable enters a gate, and would wait there for one that does not come.
+#[test]
+fn nobody_is_announced_when_all_that_came_through_an_ntb_are_taken() {
+    let incoming = Incoming::new().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..5000 {
+            let putting = scope.spawn(|| incoming.put("beta").unwrap());
+            while incoming.take().is_none() {}
+            let _ours = putting.join().unwrap();
+            assert!(!Event::wait_any(&[incoming.event()], Some(0)));
+        }
+    });
+}
