@@ -6,16 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use rackbus_memory::{Event, Stream};
 
 use super::bridge::{AGAIN, BridgeStatus, MovingBridge, OpenNtb};
 use super::layout::SLOTS;
 use super::peer::{EndNames, PeerMismatch};
-
-/// How long closing an NTB may take.
-const CLOSING: Duration = Duration::from_secs(2);
 
 /// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
 #[derive(Debug)]
@@ -65,7 +62,7 @@ impl Incoming {
     }
 }
 
-/// What the rest of the link has of an NTB.
+/// An NTB's state and the wishes about it, which its thread and the rest of the link share.
 #[derive(Debug)]
 pub(super) struct LinkEnd {
     pub(super) host: String,
@@ -182,11 +179,12 @@ impl LinkEnd {
         self.wake.ring();
     }
 
-    /// Waits until it is closed. One that does not answer ends with the process.
-    pub(super) fn wait_closed(&self) {
+    /// Waits until it is closed, but not beyond `until`. One that does not answer ends with the process.
+    pub(super) fn wait_closed(&self, until: Instant) {
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open = |closed: &mut bool| !*closed;
-        let waited = self.changed.wait_timeout_while(closed, CLOSING, is_open);
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(closed, left, is_open);
         if waited.is_ok_and(|(_, limit)| limit.timed_out()) {
             tracing::error!(host = self.host, "the NTB is not closed in time");
         }

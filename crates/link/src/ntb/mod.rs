@@ -27,6 +27,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rackbus_identity::{Certified, Revocations, Subject};
 use rackbus_memory::{Event, HandleRef, ResourceHandle, StreamError};
@@ -45,6 +46,8 @@ use crate::{
 use conversation::NtbConversation;
 use end::{Incoming, LinkEnd, serve_on_thread};
 
+/// How long closing all NTBs may take: nodes at the other ends wait 3 s in all for one that is restarted.
+const CLOSING: Duration = Duration::from_millis(800);
 /// What addresses of this link begin with, in messages.
 const SCHEME: &str = "ntb:";
 
@@ -173,7 +176,8 @@ impl Connect for NtbLink {
 
     fn close_bridges(&self) {
         self.ends.values().for_each(|end| end.begin_closing());
-        self.ends.values().for_each(|end| end.wait_closed());
+        let until = Instant::now() + CLOSING;
+        self.ends.values().for_each(|end| end.wait_closed(until));
     }
 
     fn reopen_bridges(&self) {

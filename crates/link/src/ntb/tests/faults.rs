@@ -147,3 +147,24 @@ fn nobody_is_announced_when_all_that_came_through_an_ntb_are_taken() {
         }
     });
 }
+
+#[test]
+fn ntbs_that_are_still_being_opened_keep_a_restart_from_going_on_for_a_moment_only() {
+    let (opens, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Arc::new(Mutex::new(wait));
+    let folder = tempfile::tempdir().unwrap();
+    let bridges = ["beta", "gamma"].map(|peer| -> (String, OpenNtb) {
+        let wait = wait.clone();
+        let open = move || {
+            let _ = wait.lock().unwrap().recv();
+            Err(std::io::Error::other("it never opens"))
+        };
+        (peer.to_owned(), Box::new(open))
+    });
+    let behind = Arc::new(ShmLink::new("demo", folder.path(), HOSTS));
+    let link = NtbLink::new(behind, "demo", "alpha", bridges).unwrap();
+    let begun = Instant::now();
+    link.close_bridges();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    drop(opens);
+}
