@@ -82,9 +82,10 @@ pub(super) struct MovingBridge<'e> {
     protocol: ArenaProtocol,
     /// The sockets of the conversations, by their slots.
     sockets: BTreeMap<usize, UnixStream>,
-    /// Those that do not take more bytes just now, and those whose peer does not, each since when.
-    full: BTreeMap<usize, Instant>,
-    waiting: BTreeMap<usize, Instant>,
+    /// Those that do not take more bytes just now, and those whose peer does not, each with the moment at which the side that
+    /// sent was found to have ended.
+    full: BTreeMap<usize, Option<Instant>>,
+    waiting: BTreeMap<usize, Option<Instant>>,
     asleep: bool,
     buffer: Vec<u8>,
     /// What was counted in former lives.
@@ -218,10 +219,16 @@ impl<'e> MovingBridge<'e> {
         for socket in wanted {
             match self.protocol.begin(&*self.bridge) {
                 Some(slot) => drop(self.sockets.insert(slot, socket)),
-                None => tracing::warn!(
-                    host = self.end.host,
-                    "a conversation through the NTB cannot begin: all places are taken"
-                ),
+                None => {
+                    let why = match self.protocol.is_up() {
+                        true => "all places are taken",
+                        false => "the host was lost meanwhile",
+                    };
+                    tracing::warn!(
+                        host = self.end.host,
+                        "a conversation through the NTB cannot begin: {why}"
+                    );
+                }
             }
         }
         some
@@ -232,8 +239,8 @@ impl<'e> MovingBridge<'e> {
         let Some(socket) = self.sockets.get(&slot) else { return false };
         let Some(room) = self.protocol.room(&*self.bridge, slot) else { return self.end_of(slot) };
         if room == 0 {
-            let since = *self.waiting.entry(slot).or_insert_with(Instant::now);
-            return since.elapsed() > TIME_LIMIT && socket.is_closed() && self.drop_rest(slot);
+            let ended = self.waiting.entry(slot).or_default();
+            return is_long_over(ended, socket.is_closed()) && self.drop_rest(slot);
         }
         self.waiting.remove(&slot);
         let piece = room.min(PIECE);
@@ -268,9 +275,9 @@ impl<'e> MovingBridge<'e> {
         let Some(socket) = self.sockets.get(&slot) else { return false };
         match send_some(socket, &self.buffer[..count]) {
             Ok(0) => {
-                let since = *self.full.entry(slot).or_insert_with(Instant::now);
+                let ended = self.full.entry(slot).or_default();
                 let has_ended = self.protocol.has_peer_ended(&*self.bridge, slot);
-                since.elapsed() > TIME_LIMIT && has_ended && self.drop_rest(slot)
+                is_long_over(ended, has_ended) && self.drop_rest(slot)
             }
             Ok(count) => {
                 self.full.remove(&slot);
@@ -354,4 +361,9 @@ impl<'e> MovingBridge<'e> {
         counted.losses = before.losses + counts.losses;
         counted.violations = before.violations + counts.violations;
     }
+}
+
+/// Whether the side that sent `has_ended` since longer than whoever receives may take for the rest; `ended`: when that was found.
+fn is_long_over(ended: &mut Option<Instant>, has_ended: bool) -> bool {
+    has_ended && ended.get_or_insert_with(Instant::now).elapsed() > TIME_LIMIT
 }

@@ -88,9 +88,11 @@ fn a_place_is_given_back_where_nobody_takes_the_rest_of_its_conversation() {
     // More than the sockets and the ring have room for.
     let all = pattern(4 << 20);
     assert_eq!(ours.send(&[&all], &[]), Err(StreamError::TimedOut));
+    let ended = Instant::now();
     ours.shut_down();
     drop(ours);
     theirs.wait_closed();
+    assert!(ended.elapsed() >= conversation::TIME_LIMIT, "{:?}", ended.elapsed());
     // Each takes the first place that is free: it is the same one again.
     let streams = pair.meet(&hello(Purpose::Segments));
     exchange(&streams, b"again");
