@@ -171,9 +171,7 @@ impl<'e> MovingBridge<'e> {
     /// Looks what the peer says; whether it said anything.
     fn look(&mut self) -> bool {
         let events = self.protocol.look(&*self.bridge, Instant::now());
-        if self.end.mismatch() != self.protocol.mismatch() {
-            self.end.note_mismatch(self.protocol.mismatch());
-        }
+        self.end.note_mismatch(self.protocol.mismatch());
         self.heed(&events)
     }
 
@@ -191,12 +189,6 @@ impl<'e> MovingBridge<'e> {
                     self.sockets.clear();
                     self.full.clear();
                     self.waiting.clear();
-                }
-                ArenaEvent::Refused(what) => {
-                    tracing::error!(
-                        host = self.end.host,
-                        "the NTB is not used for the link: {what}"
-                    );
                 }
                 ArenaEvent::Begun(slot) => match self.incoming.put(&self.end.host) {
                     Ok(socket) => drop(self.sockets.insert(slot, socket)),

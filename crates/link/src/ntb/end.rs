@@ -6,13 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rackbus_memory::{Event, Stream};
 
 use super::bridge::{AGAIN, BridgeStatus, MovingBridge, OpenNtb};
 use super::layout::SLOTS;
 use super::peer::{EndNames, PeerMismatch};
+
+/// How long nothing is logged of other words than those that were refused before.
+const LOGGED_AGAIN: Duration = Duration::from_secs(60);
 
 /// Conversations that peers began, and nobody has taken yet: of each peer at most as many as it can have.
 #[derive(Debug)]
@@ -62,6 +65,27 @@ impl Incoming {
     }
 }
 
+/// Why an NTB is not used now, and what was logged of that.
+#[derive(Debug, Default)]
+struct NotedMismatch {
+    now: Option<PeerMismatch>,
+    /// What was logged last, and when. Whoever has the cable may store other words at any time.
+    logged: Option<(PeerMismatch, Instant)>,
+}
+
+impl NotedMismatch {
+    /// Notes what is wrong at `now`; what is to be logged then, at most once in [`LOGGED_AGAIN`].
+    fn note(&mut self, what: Option<PeerMismatch>, now: Instant) -> Option<PeerMismatch> {
+        let is_quiet = |(before, at): (PeerMismatch, Instant)| {
+            Some(before) == what || now.duration_since(at) < LOGGED_AGAIN
+        };
+        self.now = what;
+        let new = what.filter(|_| !self.logged.is_some_and(is_quiet))?;
+        self.logged = Some((new, now));
+        Some(new)
+    }
+}
+
 /// An NTB's state and the wishes about it, which its thread and the rest of the link share.
 #[derive(Debug)]
 pub(super) struct LinkEnd {
@@ -79,7 +103,7 @@ pub(super) struct LinkEnd {
     changed: Condvar,
     pub(super) up: AtomicBool,
     failed: AtomicBool,
-    mismatch: Mutex<Option<PeerMismatch>>,
+    mismatch: Mutex<NotedMismatch>,
     pub(super) sleeps: AtomicU64,
     pub(super) doorbells: [AtomicU64; 2],
     /// Of the lives of the NTB that are over, and of this one.
@@ -149,11 +173,18 @@ impl LinkEnd {
     }
 
     pub(super) fn mismatch(&self) -> Option<PeerMismatch> {
-        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.noted_mismatch().now
     }
 
+    fn noted_mismatch(&self) -> MutexGuard<'_, NotedMismatch> {
+        self.mismatch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what is wrong with whoever is at the other end, and logs what is new in it, as often as that may be.
     pub(super) fn note_mismatch(&self, what: Option<PeerMismatch>) {
-        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = what;
+        if let Some(what) = self.noted_mismatch().note(what, Instant::now()) {
+            tracing::error!(host = self.host, "the NTB is not used for the link: {what}");
+        }
     }
 
     /// Takes all that are to begin.
@@ -293,4 +324,21 @@ pub(super) fn serve_on_thread(
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let serve = move || end.serve(&open, &incoming);
     std::thread::Builder::new().name("link ntb".into()).spawn(serve)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stores_another_header_each_time_does_not_fill_the_log() {
+        let (mut noted, begun) = (NotedMismatch::default(), Instant::now());
+        let mut logged = 0;
+        for nth in 0..1000u32 {
+            let what = (nth % 3 > 0).then_some(PeerMismatch::Version(nth));
+            logged += noted.note(what, begun + LOGGED_AGAIN * nth / 500).iter().count();
+            assert_eq!(noted.now, what);
+        }
+        assert_eq!(logged, 2);
+    }
 }

@@ -23,6 +23,8 @@ pub(super) mod header {
     pub const BEAT: u32 = 24;
     /// Not 0 while the writer sleeps: whoever stores something rings its doorbell, once for each value.
     pub const ASLEEP: u32 = 28;
+    /// How many words there are.
+    pub const WORDS: u32 = 8;
 }
 
 /// The first word of an arena. Its lowest byte is the version of what follows.

@@ -45,8 +45,6 @@ pub enum ArenaEvent {
     Up,
     /// The peer was lost, or lives anew: all conversations have ended.
     Down,
-    /// Whoever stores at the other end is not the peer that this end is for.
-    Refused(PeerMismatch),
     /// The peer began a conversation in this slot.
     Begun(usize),
     /// The conversation in this slot has ended, because the peer said what makes no sense.
@@ -95,6 +93,8 @@ pub struct ArenaProtocol {
     names: EndNames,
     /// What was wrong with the peer's header when it was read last.
     mismatch: Option<PeerMismatch>,
+    /// The header of whoever is there in the peer's place, and when it was found to be another one than before.
+    stranger: Option<([u32; header::WORDS as usize], Instant)>,
     /// The number of the first slot in which this end begins conversations; every second one from there is its own.
     first: usize,
     life: u32,
@@ -128,6 +128,7 @@ impl ArenaProtocol {
             layout,
             names,
             mismatch: None,
+            stranger: None,
             first: usize::from(!even),
             life: life.max(1),
             known: 0,
@@ -190,11 +191,10 @@ impl ArenaProtocol {
         let is_peer = self.names.is_peer(self.layout, |at| arenas.load(at));
         let [life, known] = [header::LIFE, header::KNOWN].map(|at| arenas.load(at));
         let speaks = is_peer == Ok(true) && life != 0;
-        let mismatch = is_peer.err();
-        if let Some(what) = mismatch.filter(|_| mismatch != self.mismatch) {
-            events.push(ArenaEvent::Refused(what));
+        self.mismatch = is_peer.err().filter(|what| self.is_stranger_there(arenas, now, *what));
+        if self.mismatch.is_none() && is_peer.is_ok() {
+            self.stranger = None;
         }
-        self.mismatch = mismatch;
         if speaks && self.heard.is_none_or(|(last, _)| last != beat) {
             self.heard = Some((beat, now));
         }
@@ -224,6 +224,20 @@ impl ArenaProtocol {
             (true, false) => self.forget(arenas, events),
             _ => {}
         }
+    }
+
+    /// Whether whoever stored a header that is not the peer's is there still: it has not said that it goes, and its header
+    /// changes. Where another version has its life and its beat is not known.
+    fn is_stranger_there(&mut self, arenas: &dyn Arenas, now: Instant, what: PeerMismatch) -> bool {
+        let words = std::array::from_fn(|nth| arenas.load(4 * nth as u32));
+        let goes = words[header::LIFE as usize / 4] == 0;
+        let since = match self.stranger {
+            Some((before, since)) if before == words => since,
+            _ => now,
+        };
+        self.stranger = Some((words, since));
+        let is_version = matches!(what, PeerMismatch::Version(_));
+        now.duration_since(since) < SILENCE && (is_version || !goes)
     }
 
     /// Says that this end goes, so that the peer need not find out by its silence. Nothing is said after that.

@@ -180,6 +180,8 @@ impl World {
 
     fn look(&mut self, end: usize) {
         let events = self.ends[end].protocol.look(&Side(&self.memory, end), self.now);
+        let mismatch = self.ends[end].protocol.mismatch();
+        assert!(mismatch.is_none() || self.lied, "{mismatch:?}");
         for event in events {
             match event {
                 ArenaEvent::Up => {}
@@ -201,7 +203,6 @@ impl World {
                         confuse(talks, slot);
                     }
                 }
-                ArenaEvent::Refused(what) => assert!(self.hostile.is_some(), "{what}"),
                 ArenaEvent::Ended(slot) => drop(self.ends[end].talks.remove(&slot)),
             }
         }
