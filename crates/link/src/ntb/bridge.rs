@@ -185,6 +185,8 @@ impl<'e> MovingBridge<'e> {
                 }
                 ArenaEvent::Down => {
                     tracing::warn!(host = self.end.host, "the host was lost, through the NTB");
+                    // Whoever finds that it is not there finds the loss counted.
+                    self.count();
                     self.end.up.store(false, Ordering::Relaxed);
                     self.sockets.clear();
                     self.full.clear();
