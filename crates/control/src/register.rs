@@ -1,10 +1,10 @@
 //! The certificates that the rack has given out, and which of them are revoked: what is decided about them.
 //!
 //! No clock and no store: the writer says what time it is, and stores the [changes](RegisterChange) before they count. What is
-//! over is forgotten, so the register is as large as there are certificates that are good; of each subject only so
-//! many may be.
+//! over is forgotten, so the register is as large as there are certificates that are good, of which each subject has only so
+//! many, and hosts that were revoked and have not joined anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_identity::{
     Certified, LONGEST_LIFE, MOST_REVOKED, Revocation, RevocationList, Revoked, Serial, Subject,
@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 const MOST_OF_ONE: usize = 64;
 /// Certificates that may be good at a time.
 const MOST: usize = 20_000;
-/// Entries that are forgotten or prolonged in one step, which a store takes as a whole.
+/// Entries that are forgotten in one step, which a store takes as a whole, and as many that are prolonged.
 const TIDIED: usize = 32;
-/// A revocation is prolonged when it is of use for less than this, in seconds: nodes renew their certificates more often, so
-/// something is changed before it is over.
+/// A revocation is prolonged when it is of use for less than this, in seconds: the register is tidied each day, so that is long
+/// before it is over.
 const PROLONGED: u64 = LONGEST_LIFE.as_secs() / 6 * 5;
 
 /// What is kept of the register, each under a key of its own.
@@ -251,31 +251,48 @@ impl CertificateRegister {
         Ok((count, changes))
     }
 
-    /// Whether a host was revoked and has no certificate that was given out since and is good at `now`: its machine is no part of
-    /// the rack any more. Where no certificate is asked for, only its revocation says so.
-    fn is_expelled(&self, revocation: &Revocation, now: u64) -> bool {
-        let Revoked::Host(host) = &revocation.what else { return false };
-        let is_its = |it: &&Certified| matches!(&it.subject, Subject::Node(node) if node == host);
-        let mut its = self.issued.values().filter(is_its);
-        its.all(|it| it.is_over(now) || self.revoked.find(it).is_some())
+    /// The revocations of hosts that have no certificate that was given out since and is good at `now`: their machines are no part
+    /// of the rack any more. Where no certificate is asked for, only their revocations say so.
+    fn expelled(&self, now: u64) -> impl Iterator<Item = &Revocation> {
+        let alone = self.revoked.revoked.iter().filter_map(|it| match &it.what {
+            Revoked::Serial(serial) => Some(serial),
+            _ => None,
+        });
+        let alone: BTreeSet<&Serial> = alone.collect();
+        // When the newest certificate of each host was given out that is good but for a revocation of the host.
+        let mut newest = BTreeMap::<&str, u64>::new();
+        let good = |it: &&Certified| !it.is_over(now) && !alone.contains(&it.serial);
+        for certified in self.issued.values().filter(good) {
+            if let Subject::Node(host) = &certified.subject {
+                let since = newest.entry(host).or_default();
+                *since = certified.since.max(*since);
+            }
+        }
+        self.revoked.revoked.iter().filter(move |it| match &it.what {
+            Revoked::Host(host) => newest.get(&**host).is_none_or(|since| *since <= it.at),
+            _ => false,
+        })
     }
 
-    /// What is over by `now` is forgotten, and the revocations of hosts that are no part of the rack are prolonged. The newest
-    /// revocation stays: later ones are numbered after it.
-    fn tidied(&self, now: u64) -> Vec<RegisterChange> {
-        let issued = self.issued.values().filter(|it| it.is_over(now)).cloned();
-        let revoked = &self.revoked.revoked;
-        let (expelled, others): (Vec<_>, Vec<_>) =
-            revoked.iter().partition(|it| self.is_expelled(it, now));
-        let over = |it: &&Revocation| it.until <= now && it.number != self.revoked.version;
-        let over = others.into_iter().filter(over).cloned().map(RegisterEntry::Revoked);
-        let gone = issued.map(RegisterEntry::Issued).chain(over).map(RegisterChange::Forget);
+    /// What is over by `now` is forgotten, and the revocations of hosts that are no part of the rack are prolonged, those first
+    /// that are over first. Nothing is left to do where it is empty. The newest revocation stays: later ones are numbered after it.
+    pub fn tidied(&self, now: u64) -> Vec<RegisterChange> {
         let until = now.saturating_add(LONGEST_LIFE.as_secs()).saturating_add(1);
-        let ends_soon = |it: &&Revocation| it.until < now.saturating_add(PROLONGED);
-        let prolonged = expelled.into_iter().filter(ends_soon);
+        let mut ending: Vec<&Revocation> = self.expelled(now).collect();
+        let expelled: BTreeSet<u64> = ending.iter().map(|it| it.number).collect();
+        ending.retain(|it| it.until < now.saturating_add(PROLONGED));
+        ending.sort_by_key(|it| it.until);
+        let prolonged = ending.into_iter().take(TIDIED);
         let prolonged = prolonged.map(|it| Revocation { until, ..it.clone() });
         let kept = prolonged.map(|it| RegisterChange::Put(RegisterEntry::Revoked(it)));
-        kept.chain(gone).take(TIDIED).collect()
+
+        let issued = self.issued.values().filter(|it| it.is_over(now)).cloned();
+        let over = |it: &&Revocation| {
+            it.until <= now && it.number != self.revoked.version && !expelled.contains(&it.number)
+        };
+        let over = self.revoked.revoked.iter().filter(over).cloned().map(RegisterEntry::Revoked);
+        let gone = over.chain(issued.map(RegisterEntry::Issued)).map(RegisterChange::Forget);
+        kept.chain(gone.take(TIDIED)).collect()
     }
 }
 
@@ -424,6 +441,39 @@ mod tests {
         assert_eq!(until(&register), [(2, 7 * month)], "it is a part of the rack");
         issue(&mut register, late + month, ann());
         assert_eq!(until(&register), [(2, late + 2 * month)], "it did not renew its certificate");
+    }
+
+    #[test]
+    fn hosts_that_are_no_part_of_the_rack_stay_revoked_however_many_they_are() {
+        let mut register = CertificateRegister::default();
+        let (count, month) = (2 * TIDIED as u64 + 5, LONGEST_LIFE.as_secs() + 1);
+        for nth in 0..count {
+            issue(&mut register, 10, Subject::Node(format!("host{nth}")));
+            issue(&mut register, 10, ann());
+            if nth % 32 == 31 {
+                revoke(&mut register, 10, Revoked::User("ann".into()));
+            }
+            revoke(&mut register, 20 + nth, Revoked::Host(format!("host{nth}")));
+        }
+        // Those that are over first are first, and what is over is forgotten beside.
+        let late = 10 + count / 2 + month;
+        let first = register.tidied(late);
+        assert_eq!(first.len(), 2 * TIDIED);
+        let ends: Vec<_> = first.iter().filter_map(RegisterChange::revocation).collect();
+        let by_end = |it: &&u64| register.revoked().revoked.iter().find(|r| r.number == **it);
+        assert!(ends.iter().map(|it| by_end(&it).unwrap().until).is_sorted());
+        assert_eq!(ends.len(), TIDIED);
+        let mut steps = 0;
+        while let changes @ [_, ..] = &*register.tidied(late) {
+            register.apply(changes.to_vec());
+            steps += 1;
+            assert!(steps < 10, "{changes:?}");
+        }
+        let hosts = |it: &&Revocation| matches!(it.what, Revoked::Host(_));
+        let kept: Vec<_> = register.revoked().revoked.iter().filter(hosts).collect();
+        assert_eq!(kept.len() as u64, count);
+        assert!(kept.iter().all(|it| it.until == late + month));
+        assert_eq!(register.issued().count(), 0);
     }
 
     #[test]

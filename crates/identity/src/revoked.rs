@@ -1,8 +1,9 @@
 //! Certificates that are taken back before they are over: which ones, and who is to hear of it.
 //!
 //! A revocation is of one certificate by its number, or of all that a host's node or a person was given until then.
-//! What was given later is good: a host that joins again is let in. Whoever was told of a revocation keeps it until the
-//! last certificate that it is about would have been over; there is no way to take one back.
+//! What was given later is good: a host that joins again is let in. Whoever was told of a revocation keeps it for as long as it is
+//! of use; there is no way to take one back. That is until the last certificate that it is about is over, and that of a host is
+//! prolonged while the host has not joined anew: not everybody asks for certificates.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,7 +58,7 @@ pub struct Revocation {
     pub what: Revoked,
     /// When, in seconds since 1970: certificates made later are good.
     pub at: u64,
-    /// Until when it is of use, in seconds since 1970: what it is about is over then.
+    /// Until when it is of use, in seconds since 1970, unless it is prolonged: certificates that it is about are over then.
     pub until: u64,
 }
 
