@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_control::api::{AccessPath, BorrowRequest, NodeMessages, NodeReport, Placement};
+use rackbus_control::register::{RegisterChange, RegisterEntry};
 use rackbus_control::service::{Inventory, InventoryDevice};
-use rackbus_control::store::MemoryStore;
+use rackbus_control::store::{Commit, MemoryStore, Store};
 use rackbus_control::{Service, ServiceOptions};
 use rackbus_fabric::derive;
 use rackbus_fabric::rack::{DeviceCapability, Rack};
+use rackbus_identity::{Revocation, Revoked};
 use rackbus_lease::{Config, Message};
 
 /// Two machines that the network joins, and an NTB.
@@ -18,6 +20,14 @@ async fn open() -> Arc<Service> {
 
 /// The same, where NTBs of these pairs are for the link.
 async fn open_ntb_linked<const N: usize>(ntb_linked: [(&str, &str); N]) -> Arc<Service> {
+    open_on(MemoryStore::default(), ntb_linked).await
+}
+
+/// The same, with what is in `store`.
+async fn open_on<const N: usize>(
+    store: MemoryStore,
+    ntb_linked: [(&str, &str); N],
+) -> Arc<Service> {
     let file = "name = \"lab\"\n[hosts.alpha.devices.nvme0]\nkind = \"nvme\"\nsize = \"1 MiB\"\n\
                 [hosts.alpha.ntb.beta]\naddress = \"0000:05:00.0\"\n\
                 [hosts.beta.ntb.alpha]\naddress = \"0000:06:00.0\"\n";
@@ -48,7 +58,7 @@ async fn open_ntb_linked<const N: usize>(ntb_linked: [(&str, &str); N]) -> Arc<S
         log_lines_left_out: || 0,
         is_node: Arc::new(|_, _| false),
     };
-    let service = Service::open_with(options, Box::new(MemoryStore::default())).unwrap();
+    let service = Service::open_with(options, Box::new(store)).unwrap();
     for host in ["alpha", "beta"] {
         let devices = if host == "alpha" { [("nvme0".to_owned(), 0)].into() } else { [].into() };
         let (address, newest_lease) = (host.to_owned(), 0);
@@ -106,4 +116,22 @@ async fn memory_of_hosts_whose_link_is_an_ntb_goes_through_that() {
     let path = service.path("alpha/nvme0", "beta").unwrap();
     assert!(names(&path).contains(&"network"), "{path:?}");
     assert_eq!(path.between.unwrap().link, "TLS over TCP");
+}
+
+/// Nobody prolonged the revocation while the rack was off.
+#[tokio::test]
+async fn a_host_that_did_not_join_anew_is_revoked_still_when_the_control_plane_begins() {
+    let mut store = MemoryStore::default();
+    let beta = Revocation { number: 1, what: Revoked::Host("beta".into()), at: 10, until: 20 };
+    let certificates = vec![RegisterChange::Put(RegisterEntry::Revoked(beta.clone()))];
+    store.commit(&Commit { certificates, ..Commit::default() }).unwrap();
+    let service = open_on(store.clone(), [("alpha", "beta"), ("beta", "alpha")]).await;
+    let told = service.revocations().list().revoked;
+    assert!(matches!(&told[..], [it] if it.what == beta.what && it.until > beta.until), "{told:?}");
+    assert_eq!(store.load().unwrap().certificates, [RegisterEntry::Revoked(told[0].clone())]);
+    // So segments do not go as the cables say.
+    let path = service.path("alpha", "beta").unwrap();
+    assert!(names(&path).contains(&"network"), "{path:?}");
+    let link = path.between.unwrap().link;
+    assert_eq!(link, "TLS over TCP, and not the NTB, as beta was revoked");
 }

@@ -163,8 +163,10 @@ impl Service {
         }
         let mut known = RackState::of(&authority);
         known.log = Log::of(state.events);
-        let (register, revocations) =
-            (CertificateRegister::of(state.certificates), Revocations::default());
+        let mut register = CertificateRegister::of(state.certificates);
+        // Before anybody is told what is revoked: nothing prolonged it while no control plane ran.
+        writer::tidy_whole(&mut register, &mut *store)?;
+        let revocations = Revocations::default();
         revocations.learn(register.revoked(), rackbus_identity::now());
         let shared = Arc::new(WriterShared {
             inventory: RwLock::new(Arc::new(options.inventory)),

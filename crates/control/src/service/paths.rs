@@ -4,6 +4,7 @@ use rackbus_fabric::{
     ComponentId, ComponentKind, DemandMapped, Destination, HostId, Requester, Topology, derive,
 };
 
+use rackbus_identity::{Certified, Subject};
 use rackbus_lease::Placement;
 
 use super::Service;
@@ -75,6 +76,15 @@ impl Service {
         })
     }
 
+    /// The host of these two whose revocation is kept: all between them goes by TCP for as long, where certificates are asked for.
+    fn revoked_of<'h>(&self, hosts: [&'h str; 2]) -> Option<&'h str> {
+        let is_revoked = |host: &&str| {
+            let node = Certified::unshown(Subject::Node((*host).to_owned()));
+            self.revocations().check(&node).is_err()
+        };
+        hosts.into_iter().find(is_revoked)
+    }
+
     /// The way of a segment's content where an NTB is for the link, and why that is not used, as the nodes say.
     fn through_ntbs(&self, writer: &str, reader: &str) -> Crossing {
         let copies = [
@@ -107,9 +117,16 @@ impl Service {
             (Some(_), Some(_)) => return None,
             (None, None) => {
                 let pair = (here, there);
-                return Some(match inventory.ntb_linked.contains(&pair) {
-                    true => BetweenMachines::ThroughNtbs(self.through_ntbs(&pair.0, &pair.1)),
-                    false => BetweenMachines::Link(between_hosts(&pair.0, &pair.1)),
+                let by_tcp = between_hosts(&pair.0, &pair.1);
+                if !inventory.ntb_linked.contains(&pair) {
+                    return Some(BetweenMachines::Link(by_tcp));
+                }
+                return Some(match self.revoked_of([&pair.0, &pair.1]) {
+                    Some(host) => {
+                        let link = format!("{LINK}, and not the NTB, as {host} was revoked");
+                        BetweenMachines::Link(Crossing { link, ..by_tcp })
+                    }
+                    None => BetweenMachines::ThroughNtbs(self.through_ntbs(&pair.0, &pair.1)),
                 });
             }
         };

@@ -24,6 +24,8 @@ use rackbus_lease::{
 };
 use tokio::sync::{mpsc, oneshot};
 
+use certificates::TIDIED_EVERY;
+pub(super) use certificates::tidy_whole;
 use group::{MOST_REQUESTS, StepGroup};
 use interests::{InterestEnds, Interests};
 use requests::Answer;
@@ -83,6 +85,7 @@ impl Writing {
             interests,
             group: StepGroup::default(),
             again: Instant::now(),
+            next_tidying: Instant::now() + TIDIED_EVERY,
             by: None,
         };
         let run = move || {
@@ -164,6 +167,8 @@ struct Writer {
     group: StepGroup,
     /// Not before then is tried again what could not be stored.
     again: Instant,
+    /// When what certificates there are is looked through again.
+    next_tidying: Instant,
     /// Who asked for what is done now.
     by: Option<By>,
 }
@@ -198,6 +203,7 @@ impl Writer {
             // They wait also where no node is there, and so nothing is ever due.
             due = due.min(Duration::from_millis(self.authority.config().resend));
         }
+        due = due.min(self.next_tidying.saturating_duration_since(Instant::now()));
         due.max(self.again.saturating_duration_since(Instant::now()))
     }
 
@@ -208,6 +214,9 @@ impl Writer {
             self.again = Instant::now() + Duration::from_millis(self.authority.config().resend);
         } else if !self.unstored.is_empty() {
             self.store_notes();
+        }
+        if Instant::now() >= self.next_tidying {
+            self.tidy_register();
         }
         self.give_back_unwanted();
     }

@@ -1,4 +1,7 @@
-//! Certificates are given out and revoked: stored first, and then the connections of who is revoked are ended.
+//! Certificates are given out and revoked: stored first, and then the connections of who is revoked are ended. What is over is
+//! forgotten, and what is to go on is prolonged, when the control plane begins and once a day.
+
+use std::time::{Duration, Instant};
 
 use rackbus_identity::Revoked;
 use rackbus_lease::Decision;
@@ -8,8 +11,15 @@ use super::{Writer, not_stored};
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, EventKind};
 use crate::events::Draft;
-use crate::register::{RegisterChange, RegisterOutcome, RegisterRefused};
-use crate::store::Commit;
+use crate::register::{CertificateRegister, RegisterChange, RegisterOutcome, RegisterRefused};
+use crate::store::{Commit, Store, StoreError};
+
+/// How often it is looked whether the register is to be tidied.
+pub(super) const TIDIED_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+/// How soon after a step of that is the next one.
+const NEXT_STEP: Duration = Duration::from_secs(1);
+/// And how soon after one that could not be stored.
+const AFTER_FAILURE: Duration = Duration::from_secs(60);
 
 impl Writer {
     /// Decides, stores, and then ends the connections of who is revoked. A revocation that was made before under its key
@@ -46,22 +56,52 @@ impl Writer {
             self.shared.known().store_failures += 1;
             return Err(not_stored(&error));
         }
-        let list = {
-            let mut register = self.shared.register();
-            register.apply(commit.certificates);
-            register.revoked().clone()
-        };
+        let version = self.apply_to_register(commit.certificates, now);
         self.answers.keep(commit.answers);
         commit.forgotten_keys.iter().for_each(|key| drop(self.answers.forget(key)));
-        let version = list.version;
+        self.shared.publish(Decision::default(), commit.events, commit.first_event);
+        Ok(Ok(RegisterOutcome { certificates: count, version }))
+    }
+
+    /// What was stored counts from `now` on (seconds since 1970), and whoever is revoked by it is ended. The number of the newest
+    /// revocation.
+    fn apply_to_register(&self, changes: Vec<RegisterChange>, now: u64) -> u64 {
+        let list = {
+            let mut register = self.shared.register();
+            register.apply(changes);
+            register.revoked().clone()
+        };
         self.shared.revocations.learn(&list, now);
         self.shared.revoked_version.send_if_modified(|version| {
             let is_new = *version != list.version;
             *version = list.version;
             is_new
         });
-        self.shared.publish(Decision::default(), commit.events, commit.first_event);
-        Ok(Ok(RegisterOutcome { certificates: count, version }))
+        list.version
+    }
+
+    /// Forgets what is over and prolongs the revocations of hosts that are no part of the rack, also where nobody asks for a
+    /// certificate.
+    pub(super) fn tidy_register(&mut self) {
+        let now = self.shared.seconds();
+        let certificates = self.shared.register().tidied(now);
+        if certificates.is_empty() {
+            self.next_tidying = Instant::now() + TIDIED_EVERY;
+            return;
+        }
+        let commit = Commit { certificates, ..Commit::default() };
+        match self.commit(&commit) {
+            Ok(()) => {
+                self.apply_to_register(commit.certificates, now);
+                // There may be more of it than goes into one step.
+                self.next_tidying = Instant::now() + NEXT_STEP;
+            }
+            Err(error) => {
+                self.next_tidying = Instant::now() + AFTER_FAILURE;
+                tracing::error!(%error, "revocations could not be prolonged in the store; it is tried again");
+                self.shared.known().store_failures += 1;
+            }
+        }
     }
 
     /// The commit of a revocation, with the key of its request.
@@ -71,6 +111,26 @@ impl Writer {
         let answers = vec![keyed.kept(number.unwrap_or_default(), at_ms)];
         let forgotten_keys = self.answers.outdated(at_ms, answers.len());
         Commit { answers, forgotten_keys, ..commit }
+    }
+}
+
+/// Does all that is to be tidied in a register that nobody has yet.
+///
+/// # Errors
+/// [`StoreError`].
+pub(in crate::service) fn tidy_whole(
+    register: &mut CertificateRegister,
+    store: &mut dyn Store,
+) -> Result<(), StoreError> {
+    let now = rackbus_identity::now();
+    loop {
+        let certificates = register.tidied(now);
+        if certificates.is_empty() {
+            return Ok(());
+        }
+        let commit = Commit { certificates, ..Commit::default() };
+        store.commit(&commit)?;
+        register.apply(commit.certificates);
     }
 }
 
