@@ -228,7 +228,7 @@ pub async fn follow(
             Ok(Ok(list)) => {
                 if known.learn(&list, now()) {
                     let (version, revoked) = (list.version, list.revoked.len());
-                    tracing::info!(version, revoked, "certificates were revoked");
+                    tracing::info!(version, revoked, "the list of revocations has changed");
                     let (learned, list) = (learned.clone(), known.list());
                     blocking(move || learned(&list)).await;
                 } else if list.version <= version {
