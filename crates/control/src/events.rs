@@ -6,6 +6,8 @@ mod refusals;
 mod reports;
 mod shares;
 
+use std::collections::BTreeMap;
+
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
 use crate::access::RequestOrigin;
@@ -39,6 +41,8 @@ pub struct Draft {
     /// When it was, where that is not when it is stored.
     at_ms: Option<u64>,
     text: String,
+    /// It tells of an NTB, as whoever has the cable brings it about.
+    is_of_ntb: bool,
 }
 
 impl Draft {
@@ -78,8 +82,8 @@ impl Draft {
     /// Something about no function or lease.
     pub fn of_host(kind: EventKind, host: Option<&str>, text: String) -> Draft {
         let host = host.map(str::to_owned);
-        let (function, lease, epoch, by, at_ms) = Default::default();
-        Draft { kind, host, function, lease, epoch, by, at_ms, text }
+        let (function, lease, epoch, by, at_ms, is_of_ntb) = Default::default();
+        Draft { kind, host, function, lease, epoch, by, at_ms, text, is_of_ntb }
     }
 
     /// Something about a function that no lease has to do with.
@@ -101,14 +105,9 @@ impl Draft {
     pub fn of_lease(before: Option<&LeaseRecord>, lease: &LeaseRecord) -> Option<Draft> {
         let LeaseRecord { function, borrower, .. } = lease;
         let of = |(kind, text)| Draft {
-            kind,
-            host: Some(borrower.clone()),
-            function: Some(function.to_string()),
             lease: Some(lease.lease),
             epoch: Some(lease.epoch),
-            by: None,
-            at_ms: None,
-            text,
+            ..Draft::of_function(kind, borrower, &function.to_string(), text)
         };
         if let Some(before) = before.filter(|before| before.state == lease.state) {
             return new_level(before, lease).map(of);
@@ -242,15 +241,30 @@ impl Draft {
         vec![Draft::of_host(EventKind::Refusal, Some(host), text)]
     }
 
-    /// What is new in which NTBs a node does not use for its link.
-    pub fn of_ntbs(host: &str, before: &NodeReport, now: &NodeReport) -> Vec<Draft> {
-        let before = &before.unused_ntbs;
-        let found = now.unused_ntbs.iter().filter(|(peer, why)| before.get(*peer) != Some(*why));
-        let found =
-            found.map(|(peer, why)| format!("the NTB of {host} to {peer} is not used: {why}"));
-        let gone = before.keys().filter(|peer| !now.unused_ntbs.contains_key(*peer));
-        let gone = gone.map(|peer| format!("the NTB of {host} to {peer} is well again"));
-        found.chain(gone).map(|text| Draft::of_host(EventKind::Fault, Some(host), text)).collect()
+    /// What is new in which NTBs a node does not use for its link. `told`: why each was not used, as it was told last, until it is
+    /// told that the NTB is well again. It is when it is used: a node that was started anew knows nothing of its NTBs at first.
+    pub fn of_ntbs(
+        host: &str,
+        told: &mut BTreeMap<String, String>,
+        now: &NodeReport,
+    ) -> Vec<Draft> {
+        let well: Vec<String> = { told.keys() }
+            .filter(|peer| now.used_ntbs.contains(*peer) && !now.unused_ntbs.contains_key(*peer))
+            .cloned()
+            .collect();
+        let mut texts = Vec::new();
+        for (peer, why) in &now.unused_ntbs {
+            if told.insert(peer.clone(), why.clone()).as_ref() != Some(why) {
+                texts.push(format!("the NTB of {host} to {peer} is not used: {why}"));
+            }
+        }
+        for peer in well {
+            told.remove(&peer);
+            texts.push(format!("the NTB of {host} to {peer} is well again"));
+        }
+        let draft =
+            |text| Draft { is_of_ntb: true, ..Draft::of_host(EventKind::Fault, Some(host), text) };
+        texts.into_iter().map(draft).collect()
     }
 
     /// What is new in what a borrower's node says that a function does not reach of others.

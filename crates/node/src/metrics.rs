@@ -140,6 +140,8 @@ pub fn observe(
         let mut refused: BTreeMap<String, u64> =
             over.into_iter().map(|(what, count)| (what.to_owned(), count)).collect();
         refused.insert("conversations".to_owned(), link.over_bounds());
+        let bridges = way.bridges();
+        let used_ntbs = bridges.iter().filter(|it| it.up).map(|it| it.host.clone()).collect();
         NodeReport {
             over_bounds: refused,
             last_over_bounds: last,
@@ -149,7 +151,8 @@ pub fn observe(
             network: traffic(&network.status()),
             channels: channel_counts(segments.channels()),
             conversations: open.into(),
-            unused_ntbs: unused(way.bridges()),
+            unused_ntbs: unused(bridges),
+            used_ntbs,
             restarts_in_place: process.restarts,
             restart_pause_us: process.pause_us,
             plugs_into_vms: true,

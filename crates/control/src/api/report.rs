@@ -217,6 +217,8 @@ pub struct NodeReport {
     pub last_over_bounds: Option<String>,
     /// NTBs that are for its link and lead to somebody else, or fail: why, by the host that each is to lead to.
     pub unused_ntbs: std::collections::BTreeMap<String, String>,
+    /// NTBs through which its link goes now: the host that each leads to, whose node is there.
+    pub used_ntbs: std::collections::BTreeSet<String>,
     /// How often it was restarted in place since it was started.
     pub restarts_in_place: u64,
     /// How long it answered nobody at the last of these restarts, in microseconds.
@@ -235,6 +237,10 @@ impl NodeReport {
         self.unused_ntbs.retain(|host, why| host.len() <= MOST && why.len() <= 4 * MOST);
         while self.unused_ntbs.len() > MOST {
             self.unused_ntbs.pop_last();
+        }
+        self.used_ntbs.retain(|host| host.len() <= MOST);
+        while self.used_ntbs.len() > MOST {
+            self.used_ntbs.pop_last();
         }
         let NodeReport { shared_memory, shared_bytes, channels, conversations, .. } = self;
         for counts in [shared_memory, shared_bytes, channels, conversations, &mut self.over_bounds]

@@ -35,7 +35,7 @@ impl Log {
     pub fn number(&self, now: u64, drafts: Vec<Draft>) -> Vec<EventRecord> {
         let numbered = drafts.into_iter().zip(self.newest + 1..);
         let event = |(draft, id): (Draft, u64)| {
-            let Draft { kind, host, function, lease, epoch, by, at_ms, text } = draft;
+            let Draft { kind, host, function, lease, epoch, by, at_ms, text, .. } = draft;
             let at_ms = at_ms.unwrap_or(now);
             EventRecord { id, at_ms, kind, host, function, lease, epoch, by, text }
         };

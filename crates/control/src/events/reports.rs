@@ -8,13 +8,15 @@ use crate::api::EventKind;
 
 /// So many events of one host are kept at once, of leases and of all else.
 const AT_ONCE: u64 = 200;
-/// After so many milliseconds one more is kept: of what leases used, which is said once for each, and of all else.
-const EVERY_MS: [u64; 2] = [1000, 60_000];
+/// And of its NTBs: whoever is at the other end of a cable brings these about.
+const OF_NTBS: u64 = 12;
+/// After so many milliseconds one more is kept: of what leases used, which is said once for each, of all else, and of NTBs.
+const EVERY_MS: [u64; 3] = [1000, 60_000, 3_600_000];
 
 /// Keeps one host from filling the log.
 #[derive(Debug, Clone, Default)]
 pub struct ReportLimiter {
-    hosts: BTreeMap<String, [Allowance; 2]>,
+    hosts: BTreeMap<String, [Allowance; 3]>,
 }
 
 /// What one host may still say.
@@ -29,15 +31,20 @@ struct Allowance {
 }
 
 impl Allowance {
-    /// Takes as many of `events` as there is room for, one each `every_ms`.
-    fn take(&mut self, now: u64, every_ms: u64, mut events: Vec<Draft>) -> Vec<Draft> {
+    /// Takes as many of `events` as there is room for: `most` at once, and one each `every_ms`.
+    fn take(
+        &mut self,
+        now: u64,
+        (most, every_ms): (u64, u64),
+        mut events: Vec<Draft>,
+    ) -> Vec<Draft> {
         let passed = now.saturating_sub(self.counted_ms) / every_ms;
         self.kept = self.kept.saturating_sub(passed);
         self.counted_ms = match self.kept {
             0 => now,
             _ => self.counted_ms.saturating_add(passed.saturating_mul(every_ms)),
         };
-        let room = usize::try_from(AT_ONCE.saturating_sub(self.kept)).unwrap_or(usize::MAX);
+        let room = usize::try_from(most.saturating_sub(self.kept)).unwrap_or(usize::MAX);
         let too_many = events.len().saturating_sub(room) as u64;
         events.truncate(room);
         self.kept = self.kept.saturating_add(events.len() as u64);
@@ -56,12 +63,15 @@ impl ReportLimiter {
         let allowances = self.hosts.entry(host.to_owned()).or_default();
         let (of_leases, others): (Vec<_>, Vec<_>) =
             events.into_iter().partition(Draft::is_of_lease);
+        let (of_ntbs, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|draft| draft.is_of_ntb);
+        let bounds = [AT_ONCE, AT_ONCE, OF_NTBS].into_iter().zip(EVERY_MS);
         let mut kept = Vec::new();
-        for ((allowance, every_ms), events) in
-            allowances.iter_mut().zip(EVERY_MS).zip([of_leases, others])
+        for ((allowance, bound), events) in
+            allowances.iter_mut().zip(bounds).zip([of_leases, others, of_ntbs])
         {
             let before = allowance.left_out;
-            let events = allowance.take(now, every_ms, events);
+            let events = allowance.take(now, bound, events);
             if before > 0 && !events.is_empty() {
                 allowance.left_out -= before;
                 let text = format!(
@@ -78,6 +88,7 @@ impl ReportLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::NodeReport;
 
     fn restarts(count: usize) -> Vec<Draft> {
         vec![Draft::of_restart_in_place("beta", 1000); count]
@@ -105,6 +116,24 @@ mod tests {
         assert!(used.is_of_lease());
         let kept = limiter.kept(0, "beta", vec![used.clone(), restarts(1).remove(0)]);
         assert_eq!(kept, [used]);
+    }
+
+    /// It may store another header each second.
+    #[test]
+    fn whoever_has_a_cable_pushes_out_no_other_events() {
+        let (mut limiter, mut told) = (ReportLimiter::default(), BTreeMap::new());
+        let (mut kept, hours) = (0, 24);
+        for second in 0..hours * 3600 {
+            let why = format!("its node speaks version {}", second % 250);
+            let report =
+                NodeReport { unused_ntbs: [("alpha".into(), why)].into(), ..NodeReport::default() };
+            let drafts = Draft::of_ntbs("beta", &mut told, &report);
+            assert_eq!(drafts.len(), 1);
+            kept += limiter.kept(second * 1000, "beta", drafts).len() as u64;
+        }
+        // One an hour, and beside each that others were left out.
+        assert!((OF_NTBS + 40..=OF_NTBS + 2 * hours).contains(&kept), "{kept}");
+        assert_eq!(limiter.kept(hours * 3_600_000, "beta", restarts(3)).len(), 3);
     }
 
     #[test]

@@ -151,19 +151,33 @@ fn a_report_makes_events_of_what_is_new_in_it() {
 
 #[test]
 fn an_ntb_that_is_not_used_is_told_of_once_and_when_it_is_used_again() {
-    let report = |why: Option<&str>| NodeReport {
-        unused_ntbs: why.map(|why| ("beta".to_owned(), why.to_owned())).into_iter().collect(),
-        ..NodeReport::default()
-    };
-    let texts = |before, now| {
-        let drafts = Draft::of_ntbs("alpha", &report(before), &report(now));
+    let mut told = BTreeMap::new();
+    let mut texts = |why: Option<&str>, is_used: bool| {
+        let beta = || "beta".to_owned();
+        let report = NodeReport {
+            unused_ntbs: why.map(|why| (beta(), why.to_owned())).into_iter().collect(),
+            used_ntbs: is_used.then(beta).into_iter().collect(),
+            ..NodeReport::default()
+        };
+        let drafts = Draft::of_ntbs("alpha", &mut told, &report);
         drafts.into_iter().map(|draft| draft.text).collect::<Vec<_>>()
     };
-    let not_used = ["the NTB of alpha to beta is not used: it leads elsewhere"];
-    assert_eq!(texts(None, Some("it leads elsewhere")), not_used);
-    assert_eq!(texts(Some("another reason"), Some("it leads elsewhere")), not_used);
-    assert_eq!(texts(Some("it leads elsewhere"), Some("it leads elsewhere")), [] as [&str; 0]);
-    assert_eq!(texts(Some("it"), None), ["the NTB of alpha to beta is well again"]);
+    let nothing = [] as [&str; 0];
+    assert_eq!(texts(None, true), nothing);
+    assert_eq!(
+        texts(Some("it leads elsewhere"), false),
+        ["the NTB of alpha to beta is not used: it leads elsewhere"]
+    );
+    assert_eq!(texts(Some("it leads elsewhere"), false), nothing);
+    // Its node was started anew, or its NTB reset.
+    assert_eq!(texts(None, false), nothing);
+    assert_eq!(texts(Some("it leads elsewhere"), false), nothing);
+    assert_eq!(
+        texts(Some("it failed"), false),
+        ["the NTB of alpha to beta is not used: it failed"]
+    );
+    assert_eq!(texts(None, true), ["the NTB of alpha to beta is well again"]);
+    assert_eq!(texts(None, true), nothing);
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(super) struct RackState {
     pub overruns: BTreeMap<String, u64>,
     /// What each node said of itself last.
     pub reports: BTreeMap<String, NodeReport>,
+    /// Why NTBs are not used, as it was told last, by the hosts at their ends: first the one whose node said so.
+    pub told_ntbs: BTreeMap<String, BTreeMap<String, String>>,
     /// What happened, as far as it is kept.
     pub log: Log,
     /// Requests that were refused.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use rackbus_lease::Message;
 use tokio::sync::mpsc;
 
+use super::known::RackState;
 use super::writer::WriterRequest;
 use super::{InventoryDevice, Service, WriterShared, problem};
 use crate::api::{ApiError, Change, NodeMessages, NodeReport, device_of};
@@ -86,6 +87,7 @@ impl WriterShared {
         let has = |device: &String| own.iter().any(|own| device_of(&own.function.device) == device);
         report.accelerators.retain(|name, room| has(name) && room.is_bounded());
         report.bound_names();
+        report.unused_ntbs.retain(|peer, _| inventory.hosts.contains(peer));
         let mut known = self.known();
         report.fronts.retain(|name, _| known.borrows(host, name));
         report.peers.retain(|name, _| known.borrows(host, name));
@@ -98,13 +100,13 @@ impl WriterShared {
         }
         let first = before.is_none();
         let before = before.unwrap_or_default();
-        let of_host = |now| {
-            [Draft::of_bounds(host, &before, now), Draft::of_ntbs(host, &before, now)].concat()
-        };
-        let bounds = known.reports.get(host).map(of_host);
-        drafts.extend(
-            bounds.unwrap_or_default().into_iter().filter(|it| !first || !known.log.says(it)),
-        );
+        let RackState { reports, told_ntbs, log, .. } = &mut *known;
+        if let Some(now) = reports.get(host) {
+            let told = told_ntbs.entry(host.to_owned()).or_default();
+            let bounds = Draft::of_bounds(host, &before, now).into_iter();
+            let of_host = bounds.chain(Draft::of_ntbs(host, told, now));
+            drafts.extend(of_host.filter(|it| !first || !log.says(it)));
+        }
         for device in own {
             let name = &device.function.device;
             let of = |report: &NodeReport| report.devices.get(name).cloned().unwrap_or_default();
