@@ -32,6 +32,8 @@ pub struct Cable {
     pub works: Arc<AtomicBool>,
     /// At each end, whether the link went down.
     pub cut: Arc<[AtomicBool; 2]>,
+    /// At each end, whether somebody has it open: its device is given to one at a time.
+    open: Arc<[AtomicBool; 2]>,
     /// At each end, whether its stores are lost, as those of a process that was killed.
     pub silent: Arc<[AtomicBool; 2]>,
     /// What a test does while an end stores, if it does anything.
@@ -43,18 +45,21 @@ impl Cable {
         let layout = ArenaLayout::within([512 << 10, 64 << 20]).unwrap();
         let places = [Place::new(layout), Place::new(layout)].map(Mutex::new);
         let works = Arc::new(AtomicBool::new(true));
-        let (cut, silent, before_store) = Default::default();
-        Cable { layout, places: Arc::new(places), works, cut, silent, before_store }
+        let (cut, open, silent, before_store) = Default::default();
+        Cable { layout, places: Arc::new(places), works, cut, open, silent, before_store }
     }
 
     pub fn place(&self, end: usize) -> Place {
         self.places[end].lock().unwrap().clone()
     }
 
-    /// Opens an end, as a driver does that has just started: with an arena of its own.
+    /// Opens an end, as a driver does that has just started: with an arena of its own. It is busy while another has it open.
     pub fn opening(&self, end: usize) -> OpenNtb {
         let cable = self.clone();
         Box::new(move || {
+            if cable.open[end].swap(true, Ordering::Relaxed) {
+                return Err(std::io::ErrorKind::ResourceBusy.into());
+            }
             let own = Place::new(cable.layout);
             *cable.places[end].lock().unwrap() = own.clone();
             cable.works.store(true, Ordering::Relaxed);
@@ -69,6 +74,12 @@ struct CableEnd {
     cable: Cable,
     own: Place,
     end: usize,
+}
+
+impl Drop for CableEnd {
+    fn drop(&mut self) {
+        self.cable.open[self.end].store(false, Ordering::Relaxed);
+    }
 }
 
 impl Arenas for CableEnd {

@@ -101,6 +101,16 @@ impl JoinedHosts {
         Ok(said.trim().parse().unwrap_or(0))
     }
 
+    /// How often a host's node lost the other one.
+    fn losses(&mut self, end: usize) -> Result<u64> {
+        let line = format!(
+            "rackbus metrics {} | grep '^rackbus_link_ntb_losses_total' | sed 's/.* //'",
+            HOSTS[end]
+        );
+        let said = run(&mut self.machines[end], &line)?;
+        Ok(said.trim().parse()?)
+    }
+
     /// Runs the tool, whose server is on beta and whose client is on alpha.
     fn tool(&mut self, arguments: &str) -> Result<()> {
         let id = |machine: &mut BareMetalMachine, host: &str| {
@@ -169,9 +179,13 @@ fn used(hosts: &mut JoinedHosts) -> Result<()> {
 fn restarted(hosts: &mut JoinedHosts) -> Result<()> {
     for (end, host) in HOSTS.into_iter().enumerate() {
         // The nodes here are run by a loader of their own, which is no program to go on as.
+        let losses = hosts.losses(1 - end)?;
         let restart = format!("rackbus --json restart {host} --program {FILES}/bin/rackbus");
         let said = run(&mut hosts.machines[end], &restart)?;
         ensure!(said.contains("\"restarts\": 1") || said.contains("\"restarts\":1"), "{said}");
+        // The NTB was up before, too, and the node that was restarted has said that it goes.
+        let found = hosts.losses(1 - end)? - losses;
+        ensure!(found > 0, "the NTB was not closed for the restart of {host}");
         hosts.wait_until(0, 1)?;
         hosts.wait_until(1, 1)?;
         hosts.tool("-loops 1")?;
