@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rackbus_control::node::{NodeSources, serve_node};
+use rackbus_control::metrics::MetricsSource;
+use rackbus_control::node::{NodeProcess, NodeSources, serve_node};
 use rackbus_control::{ControlClient, lease_span};
 use rackbus_fabric::{Fabric, FabricHandle, Topology};
 use rackbus_lease::{BorrowerAction, Grant};
@@ -23,20 +24,19 @@ use tokio::sync::mpsc;
 
 use attend::{NodeServices, attend};
 use lending::lend_available;
-use restarts::{SuccessionProgress, check_restarts, process_of_this_version, resume_borrowed};
+use restarts::{SuccessionProgress, check_restarts, process_and_agent};
 use sockets::Sockets;
 
-use crate::agent::{Agent, AgentHandle, AgentIdentity, inbox};
+use crate::agent::{Agent, AgentHandle, AgentIdentity, Observe, inbox};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
-use crate::handover::parcel::ParcelDescriptors;
 use crate::handover::{HandOver, HandoverProgram, InheritedNode};
 use crate::lanes::Lanes;
 use crate::lendable::Lendable;
-use crate::lender::LendError;
 use crate::lender::devices::OfferedFunctions;
+use crate::lender::{LendError, LentFunctions};
 use crate::metrics::{self, LinkCounters};
 use crate::network::NetworkService;
-use crate::segments::SOCKET;
+use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::{Users, VmUser};
 
@@ -128,12 +128,8 @@ async fn start(
     let folder = options.run_dir.join(&options.host);
     let functions = functions_folder(&options.run_dir, &options.host);
     std::fs::create_dir_all(&functions).map_err(path_error(&functions))?;
-    let (mut state, mut descriptors, received_ns) = match inherited {
-        Some(InheritedNode { state, descriptors, received_ns }) => {
-            (Some(state), descriptors, received_ns)
-        }
-        None => (None, ParcelDescriptors::default(), 0),
-    };
+    let parted = |it: InheritedNode| (Some(it.state), it.descriptors, it.received_ns);
+    let (mut state, mut descriptors, received_ns) = inherited.map(parted).unwrap_or_default();
     let resumed = state.is_some();
 
     // Whatever this node lets anybody reach is a loan of this.
@@ -162,31 +158,15 @@ async fn start(
         unplugger.unplug_orphans();
     }
     let borrower = borrow(&options, &functions, fabric.clone(), heard.clone(), gate.clone());
-    let (process, agent_state) = match state {
-        Some(state) => {
-            let taken = SuccessionProgress { received_ns, lent_in_use };
-            let resumed = resume_borrowed(&options, &borrower, state, &mut descriptors, taken);
-            let (process, state) = resumed.map_err(NodeError::Inherited)?;
-            (process, Some(state))
-        }
-        None => (process_of_this_version(), None),
-    };
+    let taken = SuccessionProgress { received_ns, lent_in_use };
+    let resumed = process_and_agent(&options, &borrower, state, &mut descriptors, taken);
+    let (process, agent_state) = resumed.map_err(NodeError::Inherited)?;
     // What nobody took is closed, so that no peer waits for who does not come.
     drop(descriptors);
     let borrower = Arc::new(borrower);
-    let metrics = metrics::source(
-        &options.host,
-        lender.clone(),
-        borrower.clone(),
-        segments.clone(),
-        network.clone(),
-        (options.link.clone(), counters.clone()),
-        process.clone(),
-    );
-    let left_out = options.log_lines_left_out;
-    let link = (options.link.clone() as Arc<dyn Connect>, counters);
-    let observe =
-        metrics::observe(segments.clone(), network.clone(), link, left_out, process.clone());
+    let (lending, shared) =
+        ((lender.clone(), borrower.clone()), (segments.clone(), network.clone()));
+    let (metrics, observe) = observed(&options, lending, shared, counters, &process);
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
@@ -209,6 +189,28 @@ async fn start(
         () = agent.run(inbox) => Ok(()),
         never = answer(answers, questions) => match never {},
     }
+}
+
+/// What makes the node's page of metrics, and what it says to the control plane of the same.
+fn observed(
+    options: &NodeOptions,
+    (lender, borrower): (Arc<LentFunctions>, Arc<BorrowedFunctions>),
+    (segments, network): (Arc<Segments>, NetworkService),
+    counters: Arc<LinkCounters>,
+    process: &NodeProcess,
+) -> (MetricsSource, Observe) {
+    let link = (options.link.clone() as Arc<dyn Connect>, counters);
+    let left_out = options.log_lines_left_out;
+    let observe = metrics::observe(
+        segments.clone(),
+        network.clone(),
+        link.clone(),
+        left_out,
+        process.clone(),
+    );
+    let host = &options.host;
+    let metrics = metrics::source(host, lender, borrower, segments, network, link, process.clone());
+    (metrics, observe)
 }
 
 /// Who the node of these options is, to the control plane.

@@ -21,13 +21,26 @@ pub(super) struct SuccessionProgress {
     pub(super) lent_in_use: usize,
 }
 
+/// The node's process, and the state of the agent before it where it goes on with what another process left.
+pub(super) fn process_and_agent(
+    options: &NodeOptions,
+    borrower: &BorrowedFunctions,
+    state: Option<NodeState>,
+    descriptors: &mut ParcelDescriptors,
+    progress: SuccessionProgress,
+) -> std::io::Result<(NodeProcess, Option<AgentState>)> {
+    let Some(state) = state else { return Ok((process_of_this_version(), None)) };
+    let (process, agent) = resume_borrowed(options, borrower, state, descriptors, progress)?;
+    Ok((process, Some(agent)))
+}
+
 /// A process that was not restarted in place.
-pub(super) fn process_of_this_version() -> NodeProcess {
+fn process_of_this_version() -> NodeProcess {
     NodeProcess { version: env!("CARGO_PKG_VERSION").to_owned(), ..NodeProcess::default() }
 }
 
 /// Goes on with what the process that left `state` had borrowed. Beside this process, the state of its agent.
-pub(super) fn resume_borrowed(
+fn resume_borrowed(
     options: &NodeOptions,
     borrower: &BorrowedFunctions,
     state: NodeState,
