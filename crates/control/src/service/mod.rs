@@ -165,7 +165,7 @@ impl Service {
         known.log = Log::of(state.events);
         let mut register = CertificateRegister::of(state.certificates);
         // Before anybody is told what is revoked: nothing prolonged it while no control plane ran.
-        writer::tidy_whole(&mut register, &mut *store)?;
+        writer::prolong_all(&mut register, &mut *store)?;
         let revocations = Revocations::default();
         revocations.learn(register.revoked(), rackbus_identity::now());
         let shared = Arc::new(WriterShared {

@@ -25,7 +25,7 @@ use rackbus_lease::{
 use tokio::sync::{mpsc, oneshot};
 
 use certificates::TIDIED_EVERY;
-pub(super) use certificates::tidy_whole;
+pub(super) use certificates::prolong_all;
 use group::{MOST_REQUESTS, StepGroup};
 use interests::{InterestEnds, Interests};
 use requests::Answer;

@@ -114,18 +114,19 @@ impl Writer {
     }
 }
 
-/// Does all that is to be tidied in a register that nobody has yet.
+/// Prolongs all that is to be prolonged in a register that nobody has yet.
 ///
 /// # Errors
 /// [`StoreError`].
-pub(in crate::service) fn tidy_whole(
+pub(in crate::service) fn prolong_all(
     register: &mut CertificateRegister,
     store: &mut dyn Store,
 ) -> Result<(), StoreError> {
     let now = rackbus_identity::now();
     loop {
         let certificates = register.tidied(now);
-        if certificates.is_empty() {
+        // What is over can be forgotten later.
+        if certificates.iter().all(|change| change.revocation().is_none()) {
             return Ok(());
         }
         let commit = Commit { certificates, ..Commit::default() };
