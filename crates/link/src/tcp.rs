@@ -253,7 +253,15 @@ impl Caller for TcpCaller {
     fn hear(self: Box<Self>) -> Option<IncomingConnection> {
         // Nothing is made for who says nothing.
         if let Err(error) = first_word(&self.socket, TIME_LIMIT) {
-            tracing::warn!(%error, "a connection to the link was refused: it said nothing");
+            // Who connects may have begun more than one, and ends those that it does not need.
+            match error.kind() {
+                ErrorKind::UnexpectedEof => {
+                    tracing::debug!("a connection to the link ended unused")
+                }
+                _ => {
+                    tracing::warn!(%error, "a connection to the link was refused: it said nothing")
+                }
+            }
             return None;
         }
         self.unheard.note_heard();

@@ -102,11 +102,12 @@ impl Args {
         let text = running.text()?;
         let (rack, devices) =
             parse_rack(&running.file.display().to_string(), &text).map_err(misread)?;
+        // Before this process holds anything there: who looks at a lock of his own releases it.
+        paths::check_not_joined(&run_dir)?;
         let _held = process::hold(
             &process::pid_file(&run_dir, None),
             process::runs_already("the control plane"),
         )?;
-        paths::check_not_joined(&run_dir)?;
         // Not before: where one runs, its note is what others go by.
         if is_new {
             running.note(&run_dir)?;

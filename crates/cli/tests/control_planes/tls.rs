@@ -2,11 +2,11 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::processes::{Cluster, Part, etcd};
 use super::support::machines::free_port;
-use super::support::open;
+use super::support::{PATIENCE, open};
 use super::{RACK, logs};
 
 /// Makes the certificates of the book's recipe in a new folder, for members on this machine.
@@ -81,8 +81,10 @@ async fn etcd_is_known_by_its_authority_and_takes_those_whom_it_has_certified() 
     lend_once(&cluster).await;
 
     // No time in which etcd may begin to answer makes its certificate another one: it is not waited for, once all listen.
+    let begun = Instant::now();
     for member in store.split(',').filter_map(|url| url.strip_prefix("https://")) {
         while std::net::TcpStream::connect(member).is_err() {
+            assert!(begun.elapsed() < PATIENCE, "{member} does not listen: {}", logs(&cluster));
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

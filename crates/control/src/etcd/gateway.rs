@@ -314,10 +314,13 @@ impl EtcdClient {
                         self.open = Some(open);
                         break;
                     }
-                    Ok(Err(error)) => {
-                        refused += usize::from(matches!(error, NotConnected::NotTrusted(_)));
+                    Ok(Err(error @ NotConnected::NotTrusted(_))) => {
+                        refused += 1;
                         failed = format!("{member}: {error}");
                     }
+                    // A certificate that is refused says more than others that do not answer.
+                    _ if refused > 0 => {}
+                    Ok(Err(error)) => failed = format!("{member}: {error}"),
                     Err(_) => failed = format!("{member} takes too long"),
                 }
                 self.at = (self.at + 1) % members;

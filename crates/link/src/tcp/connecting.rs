@@ -1,7 +1,8 @@
 //! Connecting while a network may be about to come back.
 //!
 //! What a kernel sends to begin a connection may be lost; it repeats that after a second. So a connection is begun anew more
-//! often than that, beside those that are under way, and the first that is made counts.
+//! often than that, beside the first, and the one that is made first counts. Of the other, where that is made as well, the peer
+//! hears nothing.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -32,16 +33,19 @@ pub(super) fn connect_to(place: &str, pace: ConnectPace) -> std::io::Result<TcpS
 }
 
 fn connect(address: &SocketAddr, pace: ConnectPace) -> std::io::Result<TcpStream> {
-    let begun = Instant::now();
+    let (begun, mut attempts) = (Instant::now(), 0);
+    // The first goes on as long as there is time, for a network that is slow; the newest beside it.
     let mut sockets: Vec<TcpStream> = Vec::new();
     loop {
         let now = begun.elapsed();
         if now >= pace.limit {
             return Err(ErrorKind::TimedOut.into());
         }
-        let mut next = pace.every.saturating_mul(sockets.len() as u32);
+        let mut next = pace.every.saturating_mul(attempts);
         if now >= next {
+            sockets.truncate(1);
             sockets.push(begin(address)?);
+            attempts += 1;
             next += pace.every;
         }
         if let Some(at) = first_ready(&sockets, next.min(pace.limit).saturating_sub(now))? {

@@ -7,7 +7,7 @@ use rackbus_e2e::guest::succeeded;
 use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
 use serde_json::Value;
 
-use crate::outside::Outside;
+use crate::outside::OutsideMachine;
 use crate::{RackWithGuests, guests};
 
 /// The interface that the guest's driver has made, once it is there, and its end.
@@ -91,8 +91,8 @@ pub fn to_each_other(world: &mut RackWithGuests) -> Result<()> {
 }
 
 /// A guest and somebody outside of the rack reach each other by an uplink, each opening connections to the other.
-fn reach_outside(guest: &mut Guest, outside: &Outside) -> Result<()> {
-    let to = Outside::ADDRESS;
+fn reach_outside(guest: &mut Guest, outside: &OutsideMachine) -> Result<()> {
+    let to = OutsideMachine::ADDRESS;
     guest.run(&format!("ping -c 2 -W 10 {to} && ping -c 2 -W 10 -s 4000 {to}"))?;
     let sent = guest.run(&format!(
         "dd if=/dev/urandom of=/tmp/sent bs=1M count={MIB} status=none; sha256sum </tmp/sent"
@@ -116,7 +116,7 @@ fn reach_hosts(rack: &RackProcesses, guest: &mut Guest) -> Result<()> {
         println!("           no host has an interface: that takes root");
         return Ok(());
     }
-    let outside = Outside::new(1500)?;
+    let outside = OutsideMachine::new(1500)?;
     rack.json(&["net", "up", "alpha", "gamma"])?;
     for host in ["10.77.0.1", "10.77.0.3"] {
         guest.run(&format!("ping -c 2 -W 10 {host} && ping -c 2 -W 10 -s 60000 {host}"))?;

@@ -22,7 +22,7 @@ const TOOL: &str = "intr_bench";
 /// How long a tool may take under TCG on a busy machine.
 const LIMIT: Duration = Duration::from_secs(200);
 
-struct JoinedHosts {
+struct LinkedHosts {
     bridge: BridgeProcess,
     machines: [BareMetalMachine; 2],
     /// Where the control plane is.
@@ -31,7 +31,7 @@ struct JoinedHosts {
 }
 
 /// Boots the machines and has the hosts join a rack in which an NTB is for their link.
-fn start(dir: &Path) -> Result<JoinedHosts> {
+fn start(dir: &Path) -> Result<LinkedHosts> {
     let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let tools = sisci::install_in(dir)?.join("bin");
     let files = dir.join("files");
@@ -65,7 +65,7 @@ fn start(dir: &Path) -> Result<JoinedHosts> {
         &format!("{control} control /tmp/rack.toml --listen {address}:7420"),
     )?;
     run(lead, &format!("until_ok {control} status"))?;
-    let mut hosts = JoinedHosts { bridge, machines, control: address, _switch: switch };
+    let mut hosts = LinkedHosts { bridge, machines, control: address, _switch: switch };
     for (end, host) in HOSTS.into_iter().enumerate() {
         // Neither is printed.
         let token = hosts.machines[0].run(&format!("{FILES}/bin/{control} token {host}"))?;
@@ -75,7 +75,7 @@ fn start(dir: &Path) -> Result<JoinedHosts> {
     Ok(hosts)
 }
 
-impl JoinedHosts {
+impl LinkedHosts {
     /// Starts the node of a host, which takes the NTB by VFIO.
     fn node(&mut self, end: usize) -> Result<()> {
         run(&mut self.machines[end], "modprobe vfio-pci")?;
@@ -150,7 +150,7 @@ pub fn shared(dir: &Path) -> Result<()> {
     outcome
 }
 
-fn used(hosts: &mut JoinedHosts) -> Result<()> {
+fn used(hosts: &mut LinkedHosts) -> Result<()> {
     hosts.wait_until(0, 1)?;
     hosts.wait_until(1, 1)?;
     let before = hosts.bridge.counters()?;
@@ -176,7 +176,7 @@ fn used(hosts: &mut JoinedHosts) -> Result<()> {
 }
 
 /// Each node closes its NTB and goes on in place with the NTB opened anew, and the peer is not left to find that out.
-fn restarted(hosts: &mut JoinedHosts) -> Result<()> {
+fn restarted(hosts: &mut LinkedHosts) -> Result<()> {
     for (end, host) in HOSTS.into_iter().enumerate() {
         // The nodes here are run by a loader of their own, which is no program to go on as.
         let losses = hosts.losses(1 - end)?;
@@ -193,7 +193,7 @@ fn restarted(hosts: &mut JoinedHosts) -> Result<()> {
     Ok(())
 }
 
-fn lost(hosts: &mut JoinedHosts) -> Result<()> {
+fn lost(hosts: &mut LinkedHosts) -> Result<()> {
     run(&mut hosts.machines[1], "pkill -KILL -f 'rackbus node'")?;
     hosts.wait_until(0, 0)?;
     hosts.node(1)?;

@@ -9,9 +9,9 @@ const UPLINK: &str = "rbe2e0";
 const NAMESPACE: &str = "rackbus-e2e-outside";
 
 /// The machine. It ends with this, and its cable with it.
-pub struct Outside;
+pub struct OutsideMachine;
 
-impl Outside {
+impl OutsideMachine {
     /// Its addresses, in the rack's subnets.
     pub const ADDRESS: &str = "10.77.200.1";
     /// The same by IPv6.
@@ -21,17 +21,19 @@ impl Outside {
     ///
     /// # Errors
     /// When `ip` fails.
-    pub fn new(mtu: u16) -> Result<Outside> {
+    pub fn new(mtu: u16) -> Result<OutsideMachine> {
         let mtu = mtu.to_string();
         // What a run left that was killed: mostly there is nothing.
         let _ = ip(&["link", "delete", UPLINK]);
         let _ = ip(&["netns", "delete", NAMESPACE]);
         ip(&["netns", "add", NAMESPACE])?;
-        let outside = Outside;
+        let outside = OutsideMachine;
         let cable = ["type", "veth", "peer", "name", "far0", "mtu", &mtu, "netns", NAMESPACE];
         ip(&[&["link", "add", UPLINK, "mtu", &mtu][..], &cable].concat())?;
         ip(&["link", "set", UPLINK, "up"])?;
-        for address in [format!("{}/16", Outside::ADDRESS), format!("{}/64", Outside::ADDRESS_6)] {
+        for address in
+            [format!("{}/16", OutsideMachine::ADDRESS), format!("{}/64", OutsideMachine::ADDRESS_6)]
+        {
             let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
             let add = ["-n", NAMESPACE, "addr", "add", &address, "dev", "far0"];
             ip(&[&add[..], nodad].concat())?;
@@ -49,7 +51,7 @@ impl Outside {
     }
 }
 
-impl Drop for Outside {
+impl Drop for OutsideMachine {
     fn drop(&mut self) {
         // The uplink goes with the other end of its cable.
         let _ = ip(&["netns", "delete", NAMESPACE]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_e2e::{Result, ensure};
 
-use crate::segments::{HOST, LIMIT};
+use crate::segments::LIMIT;
 
 /// How often to look whether it has ended.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -42,13 +42,13 @@ impl HostProgram {
                 Some(status) => break status,
                 None => ensure!(
                     begun.elapsed() < LIMIT,
-                    "a tool on {HOST} goes on after {LIMIT:?}: {}",
+                    "a program of this machine goes on after {LIMIT:?}: {}",
                     read(&mut self.said)?
                 ),
             }
             std::thread::sleep(PAUSE);
         };
-        ensure!(status.success(), "a tool on {HOST}: {status}: {}", read(&mut self.said)?);
+        ensure!(status.success(), "a program of this machine: {status}: {}", read(&mut self.said)?);
         read(&mut self.printed)
     }
 }

@@ -21,6 +21,9 @@ const COMMAND: Duration = Duration::from_secs(20);
 /// Digits of a value in a block, one line of text.
 const DIGITS: usize = 15;
 
+/// Of each drive whether a machine has found that it fails.
+type FailedDrives = [bool; MACHINE_DRIVES.len()];
+
 /// What was done with virtual machines.
 #[derive(Debug, Default)]
 pub struct MachineTally {
@@ -80,9 +83,10 @@ impl<'a> Machines<'a> {
                 continue;
             };
             self.done.started += 1;
+            let mut failed = [false; MACHINE_DRIVES.len()];
             let lived = match guest.booted() {
-                Ok(()) if later => self.live_with_hot_add(&mut guest, host),
-                Ok(()) => self.live(&mut guest),
+                Ok(()) if later => self.live_with_hot_add(&mut guest, host, &mut failed),
+                Ok(()) => self.live(&mut guest, &mut failed),
                 Err(_) => Ok(()),
             };
             self.end(guest);
@@ -93,7 +97,12 @@ impl<'a> Machines<'a> {
     }
 
     /// Plugs the first drive in while the machine runs, uses it and unplugs it, a few times.
-    fn live_with_hot_add(&mut self, guest: &mut Guest, host: &str) -> Result<()> {
+    fn live_with_hot_add(
+        &mut self,
+        guest: &mut Guest,
+        host: &str,
+        failed: &mut FailedDrives,
+    ) -> Result<()> {
         for _ in 0..1 + self.random.below(3) {
             let name = guest.name().to_owned();
             let asked = ["borrow", MACHINE_DRIVES[0], "--for", host, "--vm", &name, "--wait=2s"];
@@ -102,7 +111,7 @@ impl<'a> Machines<'a> {
             self.done.plugged += 1;
             let number = lease["lease"].as_u64().unwrap_or(0);
             // Nobody else returns it while the machine uses it; where that cannot, it is returned like all others.
-            let lived = self.live(guest);
+            let lived = self.live(guest, failed);
             let within = if self.random.chance(30) { "0s" } else { "2s" };
             match self.soak.rack.json(&["return", &number.to_string(), "--within", within]) {
                 Ok(_) => self.done.unplugged += 1,
@@ -118,9 +127,8 @@ impl<'a> Machines<'a> {
     }
 
     /// Uses the drives that a machine has, until it is ended or has lost all of them. A drive that fails is not used
-    /// again: what is lost does not come back to a machine by itself.
-    fn live(&mut self, guest: &mut Guest) -> Result<()> {
-        let mut failed = [false; MACHINE_DRIVES.len()];
+    /// again by that machine: what it was told last may take effect late.
+    fn live(&mut self, guest: &mut Guest, failed: &mut FailedDrives) -> Result<()> {
         let rounds = 1 + self.random.below(30);
         for _ in 0..rounds {
             // One that was plugged in just now may come later than another.

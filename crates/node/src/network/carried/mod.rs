@@ -235,7 +235,7 @@ impl Wire {
             (self.to, self.from) = (self.to - self.from, 0);
         }
         let begun = self.to;
-        // Until there is no room, or nothing: a read takes one record of TLS.
+        // Until there is no room, or nothing: a read need not take all that is there.
         while self.to < self.buffer.len() {
             match self.carrier.receive(&mut self.buffer[self.to..]) {
                 Ok(0) => break,
