@@ -415,7 +415,7 @@ impl Nic {
 enum DeliveryOutcome {
     /// It lies with the driver, or was dropped, by this pair's queue.
     Delivered(u16),
-    /// There is none.
+    /// The port has no frame for this function now.
     Nothing,
     /// It was dropped, or is cut.
     Gone,

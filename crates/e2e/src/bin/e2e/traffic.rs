@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Bytes of payload that `ping` sends: none, around what fits into one packet of 1500, and up to the largest fragments.
 const SIZES: &str = "0 1 1452 1453 1472 1473 9000 65000";
 
-/// Where programs run.
+/// A station of the rack's network, or one outside, on which scripts can be run.
 enum Place<'a> {
     Guest(&'a mut Guest),
     /// Host alpha of this rack.
@@ -297,7 +297,7 @@ impl Server {
         }
     }
 
-    /// Ends it.
+    /// Ends it before it has ended by itself, and waits until it is gone where it runs in a guest.
     fn stop(self, place: &mut Place<'_>) -> Result<()> {
         if let (Server::Guest(running), Place::Guest(guest)) = (self, place) {
             guest.run("kill $(cat /tmp/server.pid)")?;
