@@ -3,16 +3,19 @@
 //! wants one.
 //!
 //! Bytes go from the sender's memory to the receiver's in one copy, by the sender's own thread or
-//! by the channels of its copy engine (HRDMA, section 3.2).
+//! by the channels of its copy engine (HRDMA, section 3.2); to another machine by the host's node.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rackbus_memory::DmaSlice;
 use rackbus_memory::copy::{
     CopyEngine, CopyEngineOptions, CopyLocation, PieceError, Statistics, Ticket, Transaction,
     TransactionState,
 };
 use rackbus_segment::message::{NodeId, SegmentId};
 
+use crate::carrying::CarriedCopy;
 use crate::interrupts::{DataInterrupt, InterruptError, RemoteDataInterrupt, after, in_time};
 use crate::memory::Mapping;
 use crate::segments::{LocalSegment, RemoteSegment, SegmentOptions};
@@ -136,7 +139,7 @@ impl Session {
         }
         let mapping = segment.map(0, segment.size())?;
         let signals = self.connect_data_interrupt(key.node, key.signals, u32::MAX)?;
-        Ok(RemoteArea { segment, mapping, signals })
+        Ok(RemoteArea { segment: Arc::new(segment), mapping, signals })
     }
 }
 
@@ -185,7 +188,7 @@ impl ExportedArea {
 /// An area of another process, to be written to: the handle.
 #[derive(Debug)]
 pub struct RemoteArea {
-    segment: RemoteSegment,
+    segment: Arc<RemoteSegment>,
     mapping: Mapping,
     signals: RemoteDataInterrupt,
 }
@@ -210,23 +213,42 @@ impl RemoteArea {
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8], signal: Signal) -> Result<(), CopyError> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        match self.mapping.whole().part(start, bytes.len()) {
-            Some(part) => part.copy_from(bytes),
-            None => return self.out_of_range(start, bytes.len()),
+        let Some(part) = self.mapping.whole().part(start, bytes.len()) else {
+            return self.out_of_range(start, bytes.len());
         };
+        if self.segment.is_far() {
+            self.write_far(offset, bytes, part)?;
+        } else {
+            part.copy_from(bytes);
+        }
         self.tell(WriteNotice { offset, length: bytes.len() as u64, tag: 0 }, signal)
     }
 
-    /// Ends a write whose bytes were stored: they are there, and then the receiver is told if it is to be.
+    /// Writes to another machine: the bytes are there when this returns.
+    fn write_far(&self, offset: u64, bytes: &[u8], here: DmaSlice<'_>) -> Result<(), CopyError> {
+        let source = |from: usize, to: DmaSlice<'_>| to.copy_from(&bytes[from..]);
+        let carried = match bytes.is_empty() {
+            true => None,
+            false => self.segment.carry(offset, (&source, bytes.len()), &|| false),
+        };
+        let outcome = carried.map(|outcome| outcome.map(|_| ())).unwrap_or_else(|| {
+            here.copy_from(bytes);
+            self.segment.flush()
+        });
+        outcome.map_err(|error| self.unconfirmed(error))
+    }
+
+    /// A connection that is lost is answered for by what it was lost with.
+    fn unconfirmed(&self, error: AttachError) -> CopyError {
+        match self.is_gone() {
+            true => CopyError::Gone,
+            false => CopyError::Unconfirmed(error),
+        }
+    }
+
+    /// Ends a write whose bytes are there: the receiver is told if it is to be.
     #[inline]
     fn tell(&self, written: WriteNotice, signal: Signal) -> Result<(), CopyError> {
-        if self.segment.is_far() {
-            // A connection that is lost is answered for by what it was lost with.
-            self.segment.flush().map_err(|error| match self.is_gone() {
-                true => CopyError::Gone,
-                false => CopyError::Unconfirmed(error),
-            })?;
-        }
         if self.is_gone() {
             return gone();
         }
@@ -249,11 +271,18 @@ impl RemoteArea {
     fn ended(
         &self,
         state: TransactionState,
-        written: WriteNotice,
-        signal: Signal,
+        carried: Option<&CarriedCopy>,
+        (written, signal): (WriteNotice, Signal),
     ) -> Result<(), CopyError> {
+        if let Some(error) = carried.and_then(CarriedCopy::take_failure) {
+            return Err(self.unconfirmed(error));
+        }
         match state {
-            TransactionState::Done if self.segment.is_far() => self.tell(written, signal),
+            TransactionState::Done if carried.is_some_and(|carried| !carried.is_carried()) => {
+                self.segment.flush().map_err(|error| self.unconfirmed(error))?;
+                self.tell(written, signal)
+            }
+            TransactionState::Done if carried.is_some() => self.tell(written, signal),
             // A receiver that left since has had them.
             TransactionState::Done => match signal {
                 Signal::None => Ok(()),
@@ -279,6 +308,8 @@ pub struct Copier(CopyEngine);
 pub struct SubmittedWrite<'a> {
     area: &'a RemoteArea,
     ticket: Ticket,
+    /// What brings it to another machine.
+    carried: Option<Arc<CarriedCopy>>,
     written: WriteNotice,
     signal: Signal,
 }
@@ -335,10 +366,15 @@ impl Copier {
         }
         let offset = pieces.first().map_or(0, |piece| piece.0);
         let written = WriteNotice { offset, length: transaction.bytes(), tag: 0 };
+        let far = area.segment.is_far();
+        let carried = far.then(|| CarriedCopy::new(&area.segment, area.mapping.region()));
         // Decided when the bytes are copied: a receiver that leaves later has had them.
-        let transaction = transaction.between(area.segment.watch().clone());
+        let transaction = match &carried {
+            Some(carried) => transaction.between(carried.clone()),
+            None => transaction.between(area.segment.watch().clone()),
+        };
         let ticket = self.0.least_busy().submit(transaction);
-        Ok(SubmittedWrite { area, ticket, written, signal })
+        Ok(SubmittedWrite { area, ticket, carried, written, signal })
     }
 }
 
@@ -349,7 +385,7 @@ impl SubmittedWrite<'_> {
     /// [`CopyError`].
     pub fn finish(self) -> Result<(), CopyError> {
         let state = self.ticket.wait(None);
-        self.area.ended(state, self.written, self.signal)
+        self.area.ended(state, self.carried.as_deref(), (self.written, self.signal))
     }
 
     /// Asks to end without copying more.

@@ -24,6 +24,7 @@
 //! node is asked only to make, connect and end things. When a host, a node or a process dies,
 //! mappings stay where they are, with what they hold; who was connected is told ([`SegmentEvent`]).
 
+mod carrying;
 mod cmmc;
 pub mod devices;
 mod events;
@@ -39,6 +40,7 @@ mod registry;
 mod segments;
 mod session;
 
+pub use carrying::{CarriedCopy, CopySource};
 pub use cmmc::{
     AreaKey, Copier, CopyError, ExportedArea, RemoteArea, Signal, SubmittedWrite, WriteNotice,
 };

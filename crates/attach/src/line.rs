@@ -77,6 +77,27 @@ impl RequestSocket {
         Ok((reply.ok_or(AttachError::Protocol)?, packet.handles, packet.lost))
     }
 
+    /// Sends a request whose answer is taken by [`finish`](RequestSocket::finish), in the order of sending; until then nothing
+    /// else is asked. A few at a time, as the socket has room for.
+    pub(crate) fn begin(&mut self, request: &SessionRequest) -> Result<(), AttachError> {
+        while self.owed > 0 {
+            self.take_owed()?;
+        }
+        let request = encode(request);
+        self.with_room(|packets| packets.send(&request, &[]))
+    }
+
+    /// Takes in the answer to what was [begun](RequestSocket::begin) first.
+    pub(crate) fn finish(&mut self) -> Result<Reply, AttachError> {
+        let packet = self.answer()?;
+        self.buffer.get(..packet.length).and_then(decode).ok_or(AttachError::Protocol)
+    }
+
+    /// Nobody waits for the answers to so many requests that were begun.
+    pub(crate) fn give_up(&mut self, begun: usize) {
+        self.owed += begun;
+    }
+
     /// Sends when the node has room for it: one that has none now is there all the same.
     fn with_room<T>(
         &mut self,

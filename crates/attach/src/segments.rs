@@ -10,6 +10,7 @@ use rackbus_segment::message::{
     Withdrawal,
 };
 
+use crate::carrying::CopySource;
 use crate::devices::DeviceSegment;
 use crate::events::{Callback, SegmentEvent, Watch};
 use crate::memory::{FarPlace, MappedMemory, Mapping};
@@ -427,6 +428,25 @@ impl RemoteSegment {
         }
     }
 
+    /// Copies to `offset` of the segment where it is on another machine: `source` puts bytes from a place on into memory, and
+    /// there are so many of them. Whether all are there, which they are not when `stop` said so; `None` where a copy to a
+    /// mapping, and a [flush](RemoteSegment::flush) behind it, is the way.
+    pub fn carry(
+        &self,
+        offset: u64,
+        source: (&CopySource<'_>, usize),
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Result<bool, AttachError>> {
+        let Keeper::Node(handle) = self.keeper else { return None };
+        let carries = self.session.is_far(self.owner()) && !self.session.in_guest();
+        carries.then(|| self.session.copy((handle, offset), source, stop))
+    }
+
+    /// The host that has the memory.
+    fn owner(&self) -> NodeId {
+        if self.node == BROADCAST_NODE { self.session.group_home() } else { self.node }
+    }
+
     /// As [`LocalSegment::flush`], of a segment that another process of this host shares: between machines, waits until what
     /// was stored before has taken effect at everybody who is connected.
     ///
@@ -501,8 +521,7 @@ impl RemoteSegment {
     ) -> Result<Mapping, AttachError> {
         let mapping = self.memory.map(range, address, read_only)?;
         let Keeper::Node(keeper) = self.keeper else { return Ok(mapping) };
-        let owner = if self.node == BROADCAST_NODE { self.session.group_home() } else { self.node };
-        Ok(match self.session.is_far(owner) {
+        Ok(match self.session.is_far(self.owner()) {
             true => mapping.standing_for(FarPlace {
                 keeper,
                 offset: range.0,

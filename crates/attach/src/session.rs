@@ -19,6 +19,7 @@ use rackbus_segment::message::{
 };
 use rackbus_segment::{Handle, SessionId};
 
+use crate::carrying::CopyBuffer;
 use crate::events::Calls;
 use crate::guest::{self, WindowError};
 use crate::line::{RequestSocket, ending};
@@ -118,6 +119,7 @@ struct Inner {
     /// Whether the process is in a virtual machine.
     in_guest: bool,
     registry: Arc<Registry>,
+    copies: CopyBuffer,
     /// The process that attached. A fork of it has the same sockets, and must not use them.
     process: u32,
 }
@@ -196,8 +198,9 @@ impl Session {
         threads::spawn("rackbus events", listen).map_err(failed("a thread for events"))?;
         let connection = line.packets.clone();
         let (calls, process) = (Mutex::new(line), std::process::id());
+        let copies = CopyBuffer::default();
         #[rustfmt::skip]
-        let inner = Inner { welcome, calls, connection, events, in_guest, registry, process };
+        let inner = Inner { welcome, calls, connection, events, in_guest, registry, copies, process };
         Ok(Session(Arc::new(inner)))
     }
 
@@ -359,6 +362,19 @@ impl Session {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// The socket to the node, for who asks several things at once.
+    pub(crate) fn line(&self) -> Result<MutexGuard<'_, RequestSocket>, AttachError> {
+        match self.is_own() {
+            true => Ok(lock(&self.0.calls)),
+            false => Err(AttachError::Forked),
+        }
+    }
+
+    /// What it copies to other machines from.
+    pub(crate) fn copy_buffer(&self) -> &CopyBuffer {
+        &self.0.copies
     }
 
     /// Ends a connection. Nobody waits for that: what is asked next comes after it.

@@ -32,7 +32,7 @@ pub use channel::{Channel, Statistics};
 pub use pages::calibrate;
 pub use published::{published, read_published};
 pub use ticket::{CopyFailure, Ticket, TransactionState};
-pub use transaction::{CopyLocation, PieceError, Transaction, TransferParties};
+pub use transaction::{CopyLocation, CopyPiece, PieceError, Transaction, TransferParties};
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]

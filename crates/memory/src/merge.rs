@@ -3,6 +3,8 @@
 //! Each aligned word of 8 bytes changes in one step, and only in the bytes that were stored: nobody sees half of
 //! a counter or of a pointer, and no store to the other bytes of the word is lost.
 
+use std::sync::atomic::Ordering;
+
 use crate::slice::DmaSlice;
 
 const WORD: usize = 8;
@@ -16,12 +18,10 @@ pub fn merge<'a>(
     let mut inside = true;
     // The word that is being put together: where, and which of its bytes are known.
     let (mut at, mut value, mut mask) = (0, [0; WORD], [0; WORD]);
-    let mut put = |at: usize, value: &mut [u8; WORD], mask: &mut [u8; WORD]| {
-        if *mask != [0; WORD] {
-            let (word, ones) = (u64::from_ne_bytes(*value), u64::from_ne_bytes(*mask));
-            inside &= memory.merge_u64(at, word, ones).is_some();
-            *mask = [0; WORD];
-        }
+    let put = |at: usize, value: &[u8; WORD], mask: &mut [u8; WORD]| {
+        let (word, ones) = (u64::from_ne_bytes(*value), u64::from_ne_bytes(*mask));
+        *mask = [0; WORD];
+        ones == 0 || memory.merge_u64(at, word, ones).is_some()
     };
     for (offset, bytes) in stores {
         let mut rest = bytes;
@@ -29,8 +29,15 @@ pub fn merge<'a>(
         while !rest.is_empty() {
             let (word, within) = (offset - offset % WORD, offset % WORD);
             if word != at {
-                put(at, &mut value, &mut mask);
+                inside &= put(at, &value, &mut mask);
                 at = word;
+            }
+            if within == 0 && rest.len() >= WORD {
+                inside &= put(at, &value, &mut mask);
+                let (now, later) = rest.split_at(rest.len() - rest.len() % WORD);
+                inside &= store_words(memory, offset, now);
+                (offset, rest) = (offset + now.len(), later);
+                continue;
             }
             let (now, later) = rest.split_at(rest.len().min(WORD - within));
             value[within..within + now.len()].copy_from_slice(now);
@@ -38,8 +45,19 @@ pub fn merge<'a>(
             (offset, rest) = (offset + now.len(), later);
         }
     }
-    put(at, &mut value, &mut mask);
-    inside
+    inside & put(at, &value, &mut mask)
+}
+
+/// Stores whole words from a multiple of 8; whether all were inside. They are not stored as bytes, since nobody sees half of
+/// a word.
+fn store_words(memory: DmaSlice<'_>, offset: usize, bytes: &[u8]) -> bool {
+    let length = bytes.len().min(memory.len().saturating_sub(offset));
+    let Some(words) = memory.part(offset, length) else { return false };
+    for (nth, word) in bytes[..length].chunks_exact(WORD).enumerate() {
+        let word = word.try_into().map_or(0, u64::from_ne_bytes);
+        words.store_u64(nth * WORD, word, Ordering::Release);
+    }
+    length == bytes.len()
 }
 
 #[cfg(test)]
@@ -56,6 +74,15 @@ mod tests {
         memory.whole().copy_to(&mut read);
         assert_eq!(read, [9, 9, 9, 1, 2, 9, 3, 9, 9, 9, 9, 9, 9, 9, 4, 5, 6, 7, 9, 9]);
         assert!(!merge(memory.whole(), [(4095, &[1, 2][..])]));
+        let long: Vec<u8> = (1..=100).collect();
+        assert!(merge(memory.whole(), [(99, &long[..]), (300, &[7][..])]));
+        let mut read = [0; 300 - 98];
+        memory.whole().part(98, read.len()).unwrap().copy_to(&mut read);
+        assert_eq!((read[0], &read[1..101], read[101], read[201]), (9, &long[..], 9, 9));
+        assert!(!merge(memory.whole(), [(4070, &long[..])]));
+        memory.whole().part(4070, 26).unwrap().copy_to(&mut read);
+        assert_eq!(read[..26], long[..26], "what is inside is stored");
+        assert!(!merge(memory.whole(), [(5000, &long[..])]));
     }
 
     #[test]

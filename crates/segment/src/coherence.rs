@@ -15,11 +15,20 @@
 //! against what the home says meanwhile, because the home says it of a time before that batch: it will have the
 //! replica's bytes, as the replica has. Bytes that one side did not store to are the other's, also in one word.
 //!
-//! *Bounds.* One batch is under way each way, and has each byte once, in rising order: a peer can make this side
-//! hold as much as the segment's size of it, and no more.
+//! *Copies.* Who copies many bytes to a place knows that he does. Such a range is told without being compared, in the batch
+//! of a snapshot that is taken behind it: so what was stored before the copy is there before any of its bytes. Its own
+//! bytes have no order among each other, as those of a DMA engine: a peer need not keep anybody from them while they take
+//! effect.
+//!
+//! *Bounds.* One batch is under way each way, and has each byte once, in rising order, and one range that was copied: a peer
+//! can make this side hold as much as twice the segment's size of it, and no more.
+
+mod stores;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+pub use stores::{Batch, BatchPart, CopiedPart, Stores};
 
 /// Bytes of the pieces that memory is compared in.
 pub const PAGE: usize = 4096;
@@ -48,108 +57,6 @@ pub enum Violation {
     /// Stores by somebody who may only load.
     #[error("stores to memory that may only be loaded from")]
     ReadOnly,
-}
-
-/// Stores, each in its place, in rising order, without a byte in common.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stores {
-    /// Offset of the first byte of each, and how many follow it, itself included.
-    places: Vec<(u64, u32)>,
-    data: Vec<u8>,
-}
-
-impl Stores {
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
-    /// How many bytes are stored.
-    pub fn bytes(&self) -> usize {
-        self.data.len()
-    }
-
-    /// Each store: where it begins, and its bytes.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        let mut from = 0;
-        self.places.iter().map(move |(offset, length)| {
-            let start = from;
-            from += *length as usize;
-            (*offset, &self.data[start..from])
-        })
-    }
-
-    /// Adds one behind the others; what follows the last one directly is one with it.
-    fn push(&mut self, offset: u64, bytes: &[u8]) {
-        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        match self.places.last_mut() {
-            Some((last, count))
-                if *last + u64::from(*count) == offset && count.checked_add(length).is_some() =>
-            {
-                *count += length;
-            }
-            _ => self.places.push((offset, length)),
-        }
-        self.data.extend_from_slice(bytes);
-    }
-}
-
-/// Stores that take effect as a whole.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
-    number: u64,
-    stores: Stores,
-}
-
-/// A part of a batch, as it fits into a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BatchPart<'a> {
-    /// Number of the batch.
-    pub batch: u64,
-    /// Whether it is the last one.
-    pub last: bool,
-    /// Where the stores are: offset and number of bytes.
-    pub places: Vec<(u64, u32)>,
-    /// The bytes of all ranges, one after the other.
-    pub data: &'a [u8],
-}
-
-impl Batch {
-    /// The batch's number; each side counts its own.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// The ranges and bytes that the batch changes.
-    pub fn stores(&self) -> &Stores {
-        &self.stores
-    }
-
-    /// Cut into parts, in order, each of at most `most` bytes with what their places take, 12 each.
-    pub fn parts(&self, most: usize) -> Vec<BatchPart<'_>> {
-        const PLACE: usize = 12;
-        let most = most.max(PLACE + 1);
-        let mut parts = Vec::new();
-        let (mut places, mut size, mut start, mut end) = (Vec::new(), 0, 0, 0);
-        for (offset, length) in &self.stores.places {
-            let (mut offset, mut left) = (*offset, *length as usize);
-            while left > 0 {
-                if size + PLACE >= most {
-                    let places = std::mem::take(&mut places);
-                    let data = &self.stores.data[start..end];
-                    parts.push(BatchPart { batch: self.number, last: false, places, data });
-                    (size, start) = (0, end);
-                }
-                let count = left.min(most - size - PLACE);
-                places.push((offset, count as u32));
-                (size, end) = (size + PLACE + count, end + count);
-                (offset, left) = (offset + count as u64, left - count);
-            }
-        }
-        let data = &self.stores.data[start..end];
-        parts.push(BatchPart { batch: self.number, last: true, places, data });
-        parts
-    }
 }
 
 /// What is known of the other side's memory: pages that have something else than zeroes.
@@ -193,9 +100,16 @@ pub struct ConnectionWindow {
     /// Number of the last batch that came, all of it.
     heard: u64,
     /// What has come of the next one.
-    arriving: Stores,
+    arriving: Arrived,
     /// What has come, all of it, and has not taken effect.
-    staged: Option<Stores>,
+    staged: Option<Arrived>,
+}
+
+/// What came of a batch.
+#[derive(Debug, Default)]
+struct Arrived {
+    stores: Stores,
+    copied: Stores,
 }
 
 impl ConnectionWindow {
@@ -209,7 +123,7 @@ impl ConnectionWindow {
             sent: 0,
             under_way: None,
             heard: 0,
-            arriving: Stores::default(),
+            arriving: Arrived::default(),
             staged: None,
         }
     }
@@ -251,20 +165,37 @@ impl ConnectionWindow {
         &mut self,
         pages: impl IntoIterator<Item = (u64, &'a [u8])>,
     ) -> Option<Batch> {
+        self.collect_with(pages, (0, Vec::new()))
+    }
+
+    /// The same behind a copy of bytes to an offset, which are inside of the memory, and at most 2^32 - 1: they are
+    /// told whether they differ or not. What `pages` have in their place is not looked at.
+    pub fn collect_with<'a>(
+        &mut self,
+        pages: impl IntoIterator<Item = (u64, &'a [u8])>,
+        (offset, bytes): (u64, Vec<u8>),
+    ) -> Option<Batch> {
         if self.is_waiting() || !self.tells() {
             return None;
         }
+        let copied = Stores::of(offset, bytes);
         let mut stores = Stores::default();
         for (page, bytes) in pages {
             let before = self.shadow.page(page);
-            differences(before, bytes, |at, run| stores.push(page * PAGE as u64 + at as u64, run));
+            differences(before, bytes, |at, run| {
+                let at = page * PAGE as u64 + at as u64;
+                outside(&copied.places, (at, run), |offset, bytes| stores.push(offset, bytes));
+            });
         }
-        for (offset, bytes) in stores.iter() {
+        for (offset, bytes) in stores.iter().chain(copied.iter()) {
             self.shadow.set(offset, bytes);
         }
         self.sent += 1;
-        self.under_way = Some(stores.places.clone());
-        Some(Batch { number: self.sent, stores })
+        let mut places: Vec<(u64, u32)> =
+            stores.places.iter().chain(&copied.places).copied().collect();
+        places.sort_unstable();
+        self.under_way = Some(places);
+        Some(Batch { number: self.sent, stores, copied })
     }
 
     /// A part of a batch has come; whether it was the last one, so that the batch can
@@ -279,15 +210,10 @@ impl ConnectionWindow {
         places: &[(u64, u32)],
         data: &[u8],
     ) -> Result<bool, Violation> {
-        if batch != self.heard + 1 || self.staged.is_some() {
-            return Err(Violation::Number(batch));
-        }
-        if self.side == ConnectionSide::Home && !self.write {
-            return Err(Violation::ReadOnly);
-        }
+        self.is_due(batch)?;
         let mut rest = data;
         for (offset, length) in places {
-            let after = self.arriving.places.last();
+            let after = self.arriving.stores.places.last();
             let after = after.map_or(0, |(offset, length)| offset + u64::from(*length));
             let end = offset.checked_add(u64::from(*length));
             if *length == 0 || *offset < after || end.is_none_or(|end| end > self.size) {
@@ -295,31 +221,80 @@ impl ConnectionWindow {
             }
             let (bytes, later) =
                 rest.split_at_checked(*length as usize).ok_or(Violation::Length)?;
-            self.arriving.push(*offset, bytes);
+            self.arriving.stores.push(*offset, bytes);
             rest = later;
         }
         if !rest.is_empty() {
             return Err(Violation::Length);
         }
+        Ok(self.came(batch, last))
+    }
+
+    /// The same of what was copied: bytes that follow those of the part before.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn hear_copied(
+        &mut self,
+        batch: u64,
+        last: bool,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Violation> {
+        self.is_due(batch)?;
+        let copied = &self.arriving.copied;
+        let next = copied.places.first().map(|(at, count)| at + u64::from(*count));
+        let end = offset.checked_add(data.len() as u64);
+        let length = u32::try_from(copied.data.len() + data.len());
+        if data.is_empty()
+            || length.is_err()
+            || next.is_some_and(|next| next != offset)
+            || end.is_none_or(|end| end > self.size)
+        {
+            return Err(Violation::Place);
+        }
+        self.arriving.copied.push(offset, data);
+        Ok(self.came(batch, last))
+    }
+
+    /// Whether parts of this batch may come now.
+    fn is_due(&self, batch: u64) -> Result<(), Violation> {
+        if batch != self.heard + 1 || self.staged.is_some() {
+            return Err(Violation::Number(batch));
+        }
+        match self.side == ConnectionSide::Home && !self.write {
+            true => Err(Violation::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
+    /// A part has come: the last one of its batch, perhaps, which it says.
+    fn came(&mut self, batch: u64, last: bool) -> bool {
         if last {
             self.heard = batch;
             self.staged = Some(std::mem::take(&mut self.arriving));
         }
-        Ok(last)
+        last
     }
 
-    /// The range that what came changes when it takes effect: its first byte, and how many bytes.
+    /// The range that nobody is to see in part when what came takes effect, which is without what was copied: its first byte,
+    /// and how many bytes.
     pub fn staged_range(&self) -> Option<(u64, u64)> {
-        let places = &self.staged.as_ref()?.places;
+        let places = &self.staged.as_ref()?.stores.places;
         let (first, last) = (places.first()?, places.last()?);
         Some((first.0, last.0 + u64::from(last.1) - first.0))
+    }
+
+    /// Whether something that was copied takes effect with what came.
+    pub fn has_copied(&self) -> bool {
+        self.staged.as_ref().is_some_and(|staged| !staged.copied.is_empty())
     }
 
     /// What came takes effect now: its number, and what is to be stored here, as a whole and before the next
     /// snapshot, before the other side is told that it took effect.
     pub fn take_effect(&mut self) -> Option<(u64, Stores)> {
-        let stores = self.staged.take()?;
-        let stores = self.without_own(stores);
+        let Arrived { stores, copied } = self.staged.take()?;
+        let stores = self.without_own(stores).with(self.without_own(copied));
         for (offset, bytes) in stores.iter() {
             self.shadow.set(offset, bytes);
         }
@@ -335,7 +310,10 @@ impl ConnectionWindow {
             return Err(Violation::Number(batch));
         }
         // What came before this answer is from before the batch, whenever it takes effect.
-        self.staged = self.staged.take().map(|stores| self.without_own(stores));
+        if let Some(Arrived { stores, copied }) = self.staged.take() {
+            let (stores, copied) = (self.without_own(stores), self.without_own(copied));
+            self.staged = Some(Arrived { stores, copied });
+        }
         self.under_way = None;
         Ok(())
     }
@@ -347,21 +325,30 @@ impl ConnectionWindow {
             _ => return stores,
         };
         let mut others = Stores::default();
-        for (offset, bytes) in stores.iter() {
-            let end = offset + bytes.len() as u64;
-            let mut from = offset;
-            let first = own.partition_point(|(at, count)| at + u64::from(*count) <= offset);
-            for (at, count) in own[first..].iter().take_while(|(at, _)| *at < end) {
-                if *at > from {
-                    others.push(from, &bytes[(from - offset) as usize..(at - offset) as usize]);
-                }
-                from = from.max(at + u64::from(*count));
-            }
-            if from < end {
-                others.push(from, &bytes[(from - offset) as usize..]);
-            }
+        for store in stores.iter() {
+            outside(own, store, |offset, bytes| others.push(offset, bytes));
         }
         others
+    }
+}
+
+/// Calls `found` for each run of bytes of a store that is in none of `places`, which are in rising order.
+fn outside<'a>(
+    places: &[(u64, u32)],
+    (offset, bytes): (u64, &'a [u8]),
+    mut found: impl FnMut(u64, &'a [u8]),
+) {
+    let end = offset + bytes.len() as u64;
+    let mut from = offset;
+    let first = places.partition_point(|(at, count)| at + u64::from(*count) <= offset);
+    for (at, count) in places[first..].iter().take_while(|(at, _)| *at < end) {
+        if *at > from {
+            found(from, &bytes[(from - offset) as usize..(at - offset) as usize]);
+        }
+        from = from.max(at + u64::from(*count));
+    }
+    if from < end {
+        found(from, &bytes[(from - offset) as usize..]);
     }
 }
 
@@ -374,10 +361,24 @@ fn differences(before: &[u8; PAGE], now: &[u8], mut found: impl FnMut(usize, &[u
         let words = (before[at..].chunks_exact(8)).zip(now[at..].chunks_exact(8));
         at += 8 * words.take_while(|(before, now)| before == now).count();
         let Some(differs) = (at..now.len()).find(|at| before[*at] != now[*at]) else { return };
-        let end = (differs..now.len()).find(|at| before[*at] == now[*at]).unwrap_or(now.len());
+        let end = run_end(before, now, differs);
         found(differs, &now[differs..end]);
         at = end;
     }
+}
+
+/// Where the run of differing bytes ends that has begun at `from`.
+fn run_end(before: &[u8; PAGE], now: &[u8], from: usize) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+    // A word at a time where all of its bytes differ: then none is zero of what is in one and not in the other.
+    let differ = |(before, now): &(&[u8], &[u8])| {
+        let both = word(before) ^ word(now);
+        both.wrapping_sub(ONES) & !both & (ONES << 7) == 0
+    };
+    let words = before[from..].chunks_exact(8).zip(now[from..].chunks_exact(8));
+    let from = from + 8 * words.take_while(differ).count();
+    (from..now.len()).find(|at| before[*at] == now[*at]).unwrap_or(now.len())
 }
 
 #[cfg(test)]
@@ -431,6 +432,52 @@ mod tests {
             }
         }
 
+        /// However a copy lies beside stores, and where the other side's own stores are under way in it.
+        #[test]
+        fn what_was_copied_is_sent_once_with_what_was_stored_beside_it(
+            stores in prop::collection::vec((0..SIZE as usize, any::<u8>()), 0..60),
+            own in prop::collection::vec((0..SIZE as usize, any::<u8>()), 0..9),
+            (offset, length) in (0..SIZE as usize, 0..SIZE as usize),
+            (most, value) in (1_usize..2000, any::<u8>()),
+        ) {
+            let (mut memory, mut replica) = (vec![0; SIZE as usize], vec![0; SIZE as usize]);
+            let mut here = home(true);
+            let mut there = ConnectionWindow::new(ConnectionSide::Replica, SIZE, true);
+            own.iter().for_each(|(at, value)| replica[*at] = *value);
+            let kept: Vec<usize> = (0..SIZE as usize).filter(|at| replica[*at] != 0).collect();
+            there.collect(pages(&replica)).unwrap();
+            stores.iter().for_each(|(at, value)| memory[*at] = *value);
+            let copied = offset..SIZE.min((offset + length) as u64) as usize;
+            // What was stored to the range is told as it was copied.
+            let batch = here.collect_with(pages(&memory), (offset as u64, vec![value; copied.len()]));
+            let batch = batch.unwrap();
+            memory[copied.clone()].fill(value);
+            prop_assert!(here.collect(pages(&memory)).is_none(), "one is under way");
+            let mut parts = 0;
+            for part in batch.parts(most) {
+                let whole = there.hear(part.batch, part.last, &part.places, part.data).unwrap();
+                parts += usize::from(whole);
+            }
+            for part in batch.copied_parts(most) {
+                let whole = there.hear_copied(part.batch, part.last, part.offset, part.data).unwrap();
+                parts += usize::from(whole);
+            }
+            prop_assert_eq!(parts, 1);
+            prop_assert_eq!(there.has_copied(), !copied.is_empty());
+            let mut changed = vec![false; SIZE as usize];
+            let (_, taken) = there.take_effect().unwrap();
+            for (at, bytes) in taken.iter() {
+                let range = at as usize..at as usize + bytes.len();
+                prop_assert!(!changed[range.clone()].contains(&true), "twice");
+                changed[range.clone()].fill(true);
+                replica[range].copy_from_slice(bytes);
+            }
+            prop_assert!(kept.iter().all(|at| !changed[*at]), "it is to be stored at the home later");
+            prop_assert!((0..SIZE as usize).all(|at| kept.contains(&at) || replica[at] == memory[at]));
+            here.applied(batch.number()).unwrap();
+            prop_assert!(here.collect(pages(&memory)).unwrap().stores().is_empty());
+        }
+
         #[test]
         fn whatever_a_peer_says_it_stays_inside(
             said in prop::collection::vec(
@@ -440,12 +487,16 @@ mod tests {
         ) {
             let mut window = home(true);
             for (batch, last, places, length) in said {
-                let heard = window.hear(batch, last, &places, &vec![7; length]);
+                let heard = match places[..] {
+                    [(offset, _)] => window.hear_copied(batch, last, offset, &vec![7; length]),
+                    _ => window.hear(batch, last, &places, &vec![7; length]),
+                };
                 let taken = window.take_effect().map(|(_, stores)| stores);
                 for (at, bytes) in taken.iter().flat_map(Stores::iter) {
                     prop_assert!(at + bytes.len() as u64 <= SIZE);
                 }
-                prop_assert!(window.arriving.bytes() as u64 <= SIZE);
+                prop_assert!(window.arriving.stores.bytes() as u64 <= SIZE);
+                prop_assert!(window.arriving.copied.bytes() as u64 <= SIZE);
                 if heard.is_err() {
                     return Ok(());
                 }
@@ -469,6 +520,19 @@ mod tests {
             assert_eq!(home(true).hear(batch, true, places, data), Err(violation), "{places:?}");
         }
         assert_eq!(home(false).hear(1, true, &[(0, 1)], &[1]), Err(Violation::ReadOnly));
+        for (batch, offset, length, violation) in [
+            (2, 5, 1, Violation::Number(2)),
+            (1, SIZE, 1, Violation::Place),
+            (1, u64::MAX, 2, Violation::Place),
+            (1, 3, 1, Violation::Place),
+            (1, 5, 1, Violation::Place),
+            (1, 4, 0, Violation::Place),
+        ] {
+            let mut window = home(true);
+            assert_eq!(window.hear_copied(1, false, 2, &[1, 2]), Ok(false));
+            assert_eq!(window.hear_copied(batch, true, offset, &vec![1; length]), Err(violation));
+        }
+        assert_eq!(home(false).hear_copied(1, true, 0, &[1]), Err(Violation::ReadOnly));
         assert_eq!(home(true).applied(1), Err(Violation::Number(1)));
         assert!(
             ConnectionWindow::new(ConnectionSide::Replica, SIZE, false).collect([]).is_none(),

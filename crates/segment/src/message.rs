@@ -25,8 +25,11 @@ pub use locks::{
 pub use peers::{ConnectorMessage, OwnerMessage, PeerReply, Question};
 pub use session::{Connected, Notice, Reply, SegmentEntry, SessionEvent, SessionRequest, Welcome};
 
-/// Version of all of these messages; both sides must speak the same.
-pub const VERSION: u32 = 4;
+/// Version of these messages that is spoken here, and by a node also with the library of the version before. Since version 5
+/// the node copies to memory of other machines ([`SessionRequest::Copy`]).
+pub const VERSION: u32 = 5;
+/// The oldest version that a node knows: what came since was only added.
+pub const OLDEST_VERSION: u32 = 4;
 
 /// A host, by its SISCI node id.
 pub type NodeId = u32;
@@ -39,6 +42,9 @@ pub const BROADCAST_NODE: NodeId = 252;
 
 /// Bytes of the longest data interrupt.
 pub const MAX_DATA: u32 = 1024;
+
+/// Bytes of a session's copy buffer ([`SessionRequest::CopyBuffer`]).
+pub const COPY_BUFFER: u32 = 2 << 20;
 
 /// Messages that a data interrupt's ring holds for each of its senders.
 pub const DATA_SLOTS: u32 = 64;

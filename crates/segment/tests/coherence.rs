@@ -2,7 +2,8 @@
 //!
 //! The simulation is the shells and the programs: memory is bytes, a snapshot is a copy, and parts of batches
 //! arrive in their order but at any time. What holds at every moment: a flag is nowhere before the data that was
-//! stored before it, no store takes effect twice, and one batch is under way each way. What holds at rest: all have the same bytes, no store
+//! stored before it, or copied, no copy before what was stored before it, no store takes effect twice, and one batch is
+//! under way each way. What holds at rest: all have the same bytes, no store
 //! to a byte that one host alone stores to is lost, and it comes to rest in a bounded number of turns. Policies
 //! that are wrong, one for each rule, are found by the same checks.
 
@@ -19,6 +20,9 @@ const SIZE: usize = 2 * PAGE + 99;
 const DATA: [usize; 6] = [8, 40, PAGE - 16, PAGE + 8, 2 * PAGE + 8, 2 * PAGE + 90];
 const FLAG: usize = PAGE + 512;
 const OWN: usize = 800;
+/// Where each replica's host copies to, and how many bytes.
+const COPIED: usize = 2 * PAGE - 58;
+const COPY: usize = 20;
 /// Bytes that all store to.
 const COMMON: std::ops::Range<usize> = 1000..1004;
 
@@ -36,12 +40,22 @@ enum Policy {
     Early,
     /// An answer is sent before a batch that was taken before what is answered took effect.
     Overtaking,
+    /// What is copied is sent before what is stored, and takes effect when it comes.
+    CopiesFirst,
 }
 
 #[derive(Debug, Clone)]
 enum Message {
     Part { batch: u64, last: bool, places: Vec<(u64, u32)>, data: Vec<u8> },
+    Copied { batch: u64, last: bool, offset: u64, data: Vec<u8> },
     Applied(u64),
+}
+
+impl Message {
+    /// Whether a batch is whole with it.
+    fn is_last(&self) -> bool {
+        matches!(self, Message::Part { last: true, .. } | Message::Copied { last: true, .. })
+    }
 }
 
 /// Bytes, and where they are stored.
@@ -63,6 +77,8 @@ struct End {
 
 struct Rack {
     policy: Policy,
+    /// Nothing is copied any more.
+    resting: bool,
     memory: Vec<Vec<u8>>,
     /// The home's end and the replica's, of each connection.
     links: Vec<[End; 2]>,
@@ -70,6 +86,8 @@ struct Rack {
     programs: Vec<VecDeque<(usize, u8)>>,
     /// How far each host has counted.
     counts: Vec<u8>,
+    /// How far each host had counted when it copied that number to its range, each time.
+    copies: Vec<Vec<u8>>,
     /// What each host stored last to its own bytes.
     own: Vec<[u8; 2]>,
     /// The last number that was stored to the common bytes: each store has another one.
@@ -95,12 +113,14 @@ impl Rack {
         };
         Rack {
             policy,
+            resting: false,
             memory: vec![vec![0; SIZE]; HOSTS],
             links: (1..HOSTS)
                 .map(|host| [end(0, ConnectionSide::Home), end(host, ConnectionSide::Replica)])
                 .collect(),
             programs: vec![VecDeque::new(); HOSTS],
             counts: vec![0; HOSTS],
+            copies: vec![Vec::new(); HOSTS],
             own: vec![[0; 2]; HOSTS],
             common: 0,
             history: vec![vec![0]; COMMON.len()],
@@ -137,12 +157,28 @@ impl Rack {
         }
     }
 
+    /// What a host copies now: to its own range how far it has counted, when all of that is stored.
+    fn copy(&mut self, host: usize, random: &mut Random) -> (u64, Vec<u8>) {
+        let count = self.counts[host];
+        let is_ready = host > 0 && count > 0 && self.programs[host].is_empty();
+        if self.resting || !is_ready || random.below(3) > 0 {
+            return (0, Vec::new());
+        }
+        if self.copies[host].last() != Some(&count) {
+            self.copies[host].push(count);
+        }
+        let at = COPIED + host * COPY;
+        self.memory[host][at..at + COPY].fill(count);
+        (at as u64, vec![count; COPY])
+    }
+
     /// Takes a snapshot, to be sent later, unless a batch is under way.
     fn collect(&mut self, link: usize, side: usize, random: &mut Random) {
         if self.links[link][side].window.is_waiting() {
             return;
         }
         let host = self.links[link][side].host;
+        let copied = self.copy(host, random);
         let mut pages = Vec::new();
         for start in (0..SIZE).step_by(PAGE) {
             pages.push(self.memory[host][start..SIZE.min(start + PAGE)].to_vec());
@@ -152,10 +188,15 @@ impl Rack {
         }
         let end = &mut self.links[link][side];
         let all = pages.iter().enumerate().map(|(page, bytes)| (page as u64, &bytes[..]));
-        let Some(batch) = end.window.collect(all) else { return };
+        let Some(batch) = end.window.collect_with(all, copied) else { return };
         for part in batch.parts(13 + random.below(60)) {
             let (batch, last, places) = (part.batch, part.last, part.places);
             end.unsent.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
+        }
+        for part in batch.copied_parts(1 + random.below(COPY)) {
+            let (batch, last, offset) = (part.batch, part.last, part.offset);
+            let data = part.data.to_vec();
+            end.unsent.push_back(Message::Copied { batch, last, offset, data });
         }
     }
 
@@ -174,6 +215,14 @@ impl Rack {
         let wrong = |violation| format!("a right peer is refused: {violation}");
         match message {
             Message::Applied(batch) => end.window.applied(batch).map_err(wrong)?,
+            Message::Copied { batch, last, offset, data } => {
+                let place = offset as usize;
+                match policy {
+                    Policy::CopiesFirst => memory[place..place + data.len()].copy_from_slice(&data),
+                    _ => end.raw.push((place, data.clone())),
+                }
+                end.window.hear_copied(batch, last, offset, &data).map_err(wrong)?;
+            }
             Message::Part { batch, last, places, data } => {
                 let mut from = 0;
                 for (offset, length) in &places {
@@ -245,10 +294,28 @@ impl Rack {
                 }
             }
         }
+        for (host, memory) in self.memory.iter().enumerate() {
+            for (writer, copies) in self.copies.iter().enumerate().skip(1) {
+                let at = COPIED + writer * COPY;
+                let (copied, flag) = (&memory[at..at + COPY], memory[FLAG + writer]);
+                let most = copied.iter().max().copied().unwrap_or_default();
+                if let Some(at) = DATA.iter().find(|at| memory[data_of(writer, **at)] < most) {
+                    return Err(format!(
+                        "{host} has copy {most} of {writer}, and not its data at {at}"
+                    ));
+                }
+                // A flag is stored behind all copies that were made when less was counted.
+                let before = copies.iter().rfind(|count| **count < flag);
+                if let Some(count) = before.filter(|count| copied.iter().any(|it| it < count)) {
+                    return Err(format!(
+                        "{host} has flag {flag} of {writer}, and not all of copy {count}"
+                    ));
+                }
+            }
+        }
         for end in self.links.iter().flatten() {
             let said = end.out.iter().chain(&end.unsent);
-            let batches = said.filter(|it| matches!(it, Message::Part { last: true, .. }));
-            if batches.count() > 1 {
+            if said.filter(|it| it.is_last()).count() > 1 {
                 return Err(format!("two batches are under way from {}", end.host));
             }
         }
@@ -258,6 +325,7 @@ impl Rack {
     /// Goes on without new stores, until nothing changes: a replica's stores are at the other replica after the
     /// batch that was under way, and one for each step there.
     fn rest(&mut self, random: &mut Random) -> Result<(), String> {
+        self.resting = true;
         for host in 0..HOSTS {
             while !self.programs[host].is_empty() {
                 self.store_next(host);
@@ -295,8 +363,13 @@ impl Rack {
                 if memory[FLAG + writer] != self.counts[writer] {
                     return Err(format!("{host} has not the last flag of {writer}"));
                 }
+                let (at, last) = (COPIED + writer * COPY, self.copies[writer].last());
+                if last.is_some_and(|last| memory[at..at + COPY].iter().any(|it| it != last)) {
+                    return Err(format!("{host} has not the last copy of {writer}"));
+                }
             }
         }
+        self.resting = false;
         Ok(())
     }
 }
@@ -349,6 +422,7 @@ fn wrong_policies_are_found() {
         (Policy::WhileWriting, flag),
         (Policy::Early, twice),
         (Policy::Overtaking, " at rest"),
+        (Policy::CopiesFirst, " has copy "),
     ] {
         let errors = (0..200).filter_map(|seed| run(policy, seed, false).err());
         let found = errors.into_iter().find(|error| error.contains(reason));

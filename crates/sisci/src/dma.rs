@@ -9,11 +9,12 @@ mod exports;
 mod transfer;
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use rackbus_memory::DmaSlice;
 use rackbus_memory::copy::{
-    CopyEngine, CopyEngineOptions, CopyLocation, Ticket, Transaction, TransactionState,
+    CopyEngine, CopyEngineOptions, CopyLocation, CopyPiece, Ticket, Transaction, TransactionState,
     TransferParties,
 };
 
@@ -106,11 +107,30 @@ struct Ends {
 }
 
 /// The same of a transfer that was submitted. They are in use until it ends.
-struct SubmittedEnds(Mutex<Ends>);
+struct SubmittedEnds {
+    ends: Mutex<Ends>,
+    /// Whether bytes went to another machine by themselves, and whether that failed.
+    is_carried: AtomicBool,
+    has_failed: AtomicBool,
+}
 
 impl SubmittedEnds {
+    fn new(ends: Ends) -> Arc<SubmittedEnds> {
+        let (is_carried, has_failed) = Default::default();
+        Arc::new(SubmittedEnds { ends: Mutex::new(ends), is_carried, has_failed })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Ends> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The segment that has a piece's destination, and the offset there.
+    fn destination(&self, piece: &CopyPiece<'_>) -> Option<(Arc<SciRemoteSegment>, u64)> {
+        let ends = self.lock();
+        ends.remotes.iter().find_map(|remote| {
+            let offset = piece.offset_in(&remote.whole().ok()?)?;
+            Some((remote.clone(), offset as u64))
+        })
     }
 }
 
@@ -118,14 +138,29 @@ impl TransferParties for SubmittedEnds {
     /// Bytes from or for somebody who is gone did not arrive; those for another machine arrive here.
     fn are_gone(&self) -> bool {
         let ends = self.lock();
+        if self.has_failed.load(Ordering::Acquire) {
+            return true;
+        }
+        // What was carried there is there.
+        let is_carried = self.is_carried.load(Ordering::Acquire);
+        let arrives = |remote: &Arc<SciRemoteSegment>| is_carried || remote.flush().is_ok();
         // Asked last: who is lost meanwhile has not had all.
-        let lost = |remote: &Arc<SciRemoteSegment>| remote.flush().is_err() || remote.lost();
+        let lost = |remote: &Arc<SciRemoteSegment>| !arrives(remote) || remote.lost();
         ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(lost)
     }
 
     fn release(&self) {
         let ends = std::mem::take(&mut *self.lock());
         drop(ends);
+    }
+
+    fn carry(&self, piece: &CopyPiece<'_>, stop: &dyn Fn() -> bool) -> Option<bool> {
+        let (remote, offset) = self.destination(piece)?;
+        let source = |from: usize, to: DmaSlice<'_>| piece.copy_to(from, to);
+        let outcome = remote.segment().ok()?.carry(offset, (&source, piece.len()), stop)?;
+        self.is_carried.store(true, Ordering::Release);
+        self.has_failed.fetch_or(outcome.is_err(), Ordering::AcqRel);
+        Some(outcome.unwrap_or(true))
     }
 }
 
@@ -179,7 +214,7 @@ impl DmaQueue {
         call: Option<(DmaCallbackFn, Argument)>,
     ) -> SciResult<Arc<Ticket>> {
         // Decided when the bytes are copied: who leaves later has had them.
-        let transaction = transaction.between(Arc::new(SubmittedEnds(Mutex::new(ends))));
+        let transaction = transaction.between(SubmittedEnds::new(ends));
         let transaction = match call {
             None => transaction,
             Some((function, argument)) => {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rackbus_attach::{Copier, Extent, Signal};
+use rackbus_attach::{CarriedCopy, Copier, Extent, RemoteSegment, Signal};
 use rackbus_memory::Region;
 use rackbus_memory::copy::{
     CopyEngine, CopyEngineOptions, CopyLocation, Transaction, TransactionState,
@@ -60,11 +60,12 @@ fn sources(programs: &FarPrograms, bytes: usize) -> Result<[Extent; 2], BenchErr
 fn engine_copy(
     engine: &CopyEngine,
     from: &Arc<Region>,
-    to: &Arc<Region>,
+    (segment, to): (&Arc<RemoteSegment>, &Arc<Region>),
     bytes: usize,
 ) -> Result<(), BenchError> {
     let copy = Transaction::of(CopyLocation::shared(from, 0), CopyLocation::shared(to, 0), bytes);
-    let ticket = engine.channels()[0].submit(copy.map_err(failed)?);
+    let copy = copy.map_err(failed)?.between(CarriedCopy::new(segment, to));
+    let ticket = engine.channels()[0].submit(copy);
     match ticket.wait(None) {
         TransactionState::Done => Ok(()),
         other => Err(failed(format!("a copy ended as {other:?}"))),
@@ -98,11 +99,12 @@ pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Resul
         let remote = again(|| programs.on_beta.register_area(area.key()))?;
         let segment =
             again(|| programs.on_beta.connect(area.key().node, area.key().segment, 1_000))?;
+        let segment = Arc::new(segment);
         let mapping = segment.map(0, bytes as u64)?;
         let sources = sources(&programs, bytes)?;
         let by_engine = |nth: usize| {
-            engine_copy(&engine, sources[nth].mapping().region(), mapping.region(), bytes)?;
-            segment.flush().map_err(failed)
+            let from = sources[nth].mapping().region();
+            engine_copy(&engine, from, (&segment, mapping.region()), bytes)
         };
         let by_service = |nth: usize| {
             let source = (sources[nth].mapping(), 0);

@@ -330,7 +330,8 @@ impl Runner {
         }
         let whole = match entry.pieces {
             0 => true,
-            1 => {
+            // Where somebody has a say, it is asked for each piece who brings it to its place.
+            1 if !entry.tells => {
                 let length = entry.bytes as usize;
                 // SAFETY: the piece is the transaction's, which has not ended.
                 unsafe { copy_piece(entry.source, entry.destination, length, stop) }

@@ -5,6 +5,7 @@
 //! outlive the copying.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use super::ticket::{CopyFailure, TransactionState};
 use crate::doorbell::Doorbell;
 use crate::guard;
 use crate::region::Region;
+use crate::slice::DmaSlice;
 
 /// Where bytes come from or go to.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +80,47 @@ pub trait TransferParties: Send + Sync {
     /// released. Itself it is dropped with the ticket, by who submitted: a count that two processors
     /// change in turns costs more than a short copy.
     fn release(&self) {}
+
+    /// Brings a piece where it is for by other means than a copy into its memory, looking at `stop` now and then: for
+    /// memory that stands for that of another machine. Whether all of it is there, which it is not when `stop` ended it;
+    /// `None` leaves it to the channel. What failed otherwise is for [`are_gone`](TransferParties::are_gone) to say.
+    fn carry(&self, _piece: &CopyPiece<'_>, _stop: &dyn Fn() -> bool) -> Option<bool> {
+        None
+    }
+}
+
+/// A piece of a transaction that is being carried out: its bytes, and where they are to go.
+#[derive(Debug)]
+pub struct CopyPiece<'a> {
+    start: *const u8,
+    length: usize,
+    destination: *const u8,
+    region: *const Region,
+    _bytes: PhantomData<&'a [u8]>,
+}
+
+impl CopyPiece<'_> {
+    /// Number of bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a piece has at least one byte")]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Where in `region` its bytes are to go, if that is where.
+    pub fn offset_in(&self, region: &Arc<Region>) -> Option<usize> {
+        let is_there = std::ptr::eq(self.region, Arc::as_ptr(region));
+        is_there.then(|| self.destination.addr() - region.whole().as_ptr().addr())
+    }
+
+    /// Copies its bytes from the one at `from` to `to`, as many as both have; how many.
+    pub fn copy_to(&self, from: usize, to: DmaSlice<'_>) -> usize {
+        let count = self.length.saturating_sub(from).min(to.len());
+        if count > 0 {
+            // SAFETY: inside of the piece, whose bytes are readable for as long as it is carried out, and of the slice.
+            unsafe { bytes::copy(self.start.add(from), to.as_ptr(), count) };
+        }
+        count
+    }
 }
 
 /// What runs when a transaction has ended.
@@ -94,6 +137,17 @@ struct Piece {
 }
 
 impl Piece {
+    /// The piece for who brings it to its place otherwise.
+    fn as_carried(&self) -> CopyPiece<'_> {
+        CopyPiece {
+            start: self.source,
+            length: self.length,
+            destination: self.destination,
+            region: self.regions[1],
+            _bytes: PhantomData,
+        }
+    }
+
     /// Merges `next` into this one if it continues where this one ends, both in the same memory, and
     /// the whole is at most `limit` bytes.
     ///
@@ -256,6 +310,11 @@ impl Transaction {
     /// Copies all pieces, looking at `stop` between them; false when that ended it.
     pub(super) fn copy(&self, stop: impl Fn() -> bool) -> bool {
         self.pieces.iter().all(|piece| {
+            if let Some(parties) = &self.parties
+                && let Some(whole) = parties.carry(&piece.as_carried(), &stop)
+            {
+                return whole;
+            }
             // SAFETY: the piece is this transaction's.
             !stop() && unsafe { copy_piece(piece.source, piece.destination, piece.length, &stop) }
         })

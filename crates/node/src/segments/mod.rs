@@ -9,6 +9,7 @@
 //! the lock: a peer that takes no messages is disconnected (`outbox`).
 
 mod channels;
+mod copies;
 pub mod devices;
 mod far;
 mod hiding;

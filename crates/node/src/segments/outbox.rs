@@ -54,6 +54,11 @@ impl LetterQueue {
         self.version >= 2
     }
 
+    /// Whether the peer knows what was copied, beside stores.
+    pub fn has_copies(&self) -> bool {
+        self.version >= 4
+    }
+
     /// What is asked, in a message that the peer knows: an older one is not told that a process has died, only that the
     /// connection has ended.
     pub fn known(&self, ask: ConnectorMessage) -> ConnectorMessage {

@@ -9,6 +9,7 @@ use rackbus_segment::SessionId;
 use rackbus_segment::message::{Notice, Refusal, Reply, SessionRequest, decode, encode};
 use rustix::process::getuid;
 
+use super::copies::SessionCopies;
 use super::devices::Borrowing;
 use super::locks::BegunFlushes;
 use super::outbox::{Letter, LetterQueue};
@@ -74,7 +75,7 @@ impl Segments {
         };
         drop(passage);
         let mut borrowing = self.devices.get().map(|devices| Borrowing::new(devices.clone(), id));
-        let mut begun = BegunFlushes::default();
+        let (mut begun, mut copies) = (BegunFlushes::default(), SessionCopies::default());
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(1_000, 50_000));
         while let Ok(packet) =
             calls.packets().receive(&mut buffer, &mut spin, None).and_then(Packet::whole)
@@ -97,6 +98,13 @@ impl Segments {
             {
                 let refused = Reply::Refused(Refusal::NotResponding);
                 calls.send(Letter { bytes: encode(&refused), handles: Vec::new() });
+                continue;
+            }
+            if self.has_greeted(id)
+                && let Some((reply, beside)) = copies.answer(self, id, &request)
+            {
+                let handles = beside.into_iter().collect();
+                calls.send(Letter { bytes: encode(&reply), handles });
                 continue;
             }
             if let SessionRequest::Lock { keeper, request } = &request

@@ -394,7 +394,7 @@ fn ask_far(far: &Arc<Far>, ask: &ConnectorMessage) {
 
 impl SegmentsState {
     /// Whether an owner's node is, or was when it was last heard, one that shares no memory with this one.
-    fn is_on_another_machine(&self, owner: NodeId) -> bool {
+    pub(super) fn is_on_another_machine(&self, owner: NodeId) -> bool {
         match self.owners.get(&owner) {
             Some(Owner::Here(outbox)) => !outbox.packets().passes_memory(),
             Some(Owner::Dialling(_)) | None => self.fars.contains_key(&owner),

@@ -33,9 +33,9 @@ use rackbus_fabric::FabricHandle;
 use rackbus_fabric::pool::Extents;
 
 use crate::message::{
-    ConnectionChange, ConnectorMessage, Handle, InterruptKind, NodeId, Notice, ObjectId,
-    OwnerMessage, Refusal, Reply, SegmentAccess, SegmentId, SessionId, SessionRequest, VERSION,
-    Welcome,
+    ConnectionChange, ConnectorMessage, Handle, InterruptKind, NodeId, Notice, OLDEST_VERSION,
+    ObjectId, OwnerMessage, Refusal, Reply, SegmentAccess, SegmentId, SessionId, SessionRequest,
+    VERSION, Welcome,
 };
 use connections::SegmentConnection;
 use groups::Group;
@@ -313,9 +313,8 @@ impl Directory {
     }
 
     fn hello(&mut self, session: SessionId, request: &SessionRequest) -> Answer {
-        if *request != (SessionRequest::Hello { version: VERSION })
-            || self.sessions.contains_key(&session)
-        {
+        let known = matches!(request, SessionRequest::Hello { version } if (OLDEST_VERSION..=VERSION).contains(version));
+        if !known || self.sessions.contains_key(&session) {
             return Err(Refusal::Version);
         }
         self.sessions.insert(session, 0);
@@ -348,6 +347,10 @@ impl Directory {
             }
             // Memory is kept the same by the shell, which asks here for what it does not know itself.
             SessionRequest::Flush { .. } => done(),
+            // The shell copies, where it shares no memory with the other host.
+            SessionRequest::CopyBuffer | SessionRequest::Copy { .. } => Err(Refusal::Illegal(
+                "bytes are copied by the node only to memory of another machine; copy to the mapping".into(),
+            )),
             SessionRequest::Lock { keeper, request } => self.lock_far(session, keeper, request),
             SessionRequest::Disconnect { connection } => self.disconnect(session, connection),
             SessionRequest::CreateInterrupt { kind, number, shared } => {

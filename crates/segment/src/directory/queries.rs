@@ -79,6 +79,11 @@ impl Directory {
         self.connections.get(&connection).map(|it| (it.session, it.known_as))
     }
 
+    /// Whether the rack's hosts are machines, which share no memory.
+    pub fn between_machines(&self) -> bool {
+        self.settings.machines
+    }
+
     /// The node that a session's connection, or its membership of a group, leads to, and the connection.
     pub fn owner_of(&self, session: SessionId, handle: Handle) -> Option<(NodeId, Handle)> {
         let connection = self.connection_known_as(handle)?;

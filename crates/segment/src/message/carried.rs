@@ -94,6 +94,23 @@ pub enum CarriedMessage<'a> {
         /// Number of the question.
         number: u64,
     },
+    /// A part of what was copied to the memory of a connection. It belongs to a batch as [`Stores`](Self::Stores) do, behind
+    /// which it comes, and its bytes may take effect in any order.
+    Copied {
+        /// The connection, as its connector's node calls it.
+        connection: Handle,
+        /// Number of the batch that it is a part of.
+        batch: u64,
+        /// Whether it is the last of it.
+        last: bool,
+        /// As of stores: the batch takes effect only with the next one that has this not.
+        held: bool,
+        /// Where it is: behind the part before it.
+        offset: u64,
+        /// Its bytes.
+        #[serde(with = "bytes")]
+        data: Cow<'a, [u8]>,
+    },
 }
 
 /// What stands on the other machine for something that cannot be passed.
@@ -170,6 +187,14 @@ mod tests {
             },
             CarriedMessage::Message { connection, data: Cow::Owned(Vec::new()) },
             CarriedMessage::Release,
+            CarriedMessage::Copied {
+                connection,
+                batch: 3,
+                last: false,
+                held: true,
+                offset: 70,
+                data: Cow::Owned(vec![1, 2, 3]),
+            },
         ] {
             assert_eq!(decode::<CarriedMessage<'static>>(&encode(&carried)), Some(carried));
         }

@@ -194,6 +194,21 @@ pub enum SessionRequest {
         /// Number of its lease.
         lease: u64,
     },
+    /// Between machines: asks for the memory that this session copies from, [`COPY_BUFFER`](super::COPY_BUFFER) bytes:
+    /// [`Reply::Memory`]. Asked again, the same memory.
+    CopyBuffer,
+    /// Between machines: copies from the session's copy buffer to memory that a connection leads to. All of it is there,
+    /// and what was stored before it, when this is answered by [`Reply::Done`]; its bytes have no order among each other.
+    Copy {
+        /// Handle of the connection.
+        connection: Handle,
+        /// First byte in the memory that the connection leads to.
+        offset: u64,
+        /// First byte in the copy buffer.
+        from: u32,
+        /// Number of bytes, at least one.
+        length: u32,
+    },
 }
 
 /// A process to its node, beside its requests: on the socket of its events, without a reply.

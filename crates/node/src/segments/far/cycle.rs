@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
+use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::prompt::run_promptly;
 use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
@@ -34,6 +35,8 @@ const BUSY_SHARE: u32 = 1;
 const REST: Duration = Duration::from_secs(1);
 /// Bytes of stores in one message.
 const PART: usize = 24 << 10;
+/// And bytes that were copied: as many as fit into a packet, with what is said of them.
+const COPIED_PART: usize = MAX_PACKET - 64;
 
 /// What a cycle found.
 struct Cycle {
@@ -114,20 +117,27 @@ impl Far {
         // a connector when its first batch takes effect: what is stored to it from then on is looked at with all else.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         // What is wanted from now on is not in what is looked at now.
-        let (wanted, links, closing, ways) = {
-            let state = self.lock();
-            (state.flushes.wanted(), state.told_memories(), state.closings, state.ways.clone())
+        let (wanted, links, closing, ways, mut copies) = {
+            let mut state = self.lock();
+            let links = state.told_memories();
+            let copies = state.take_copies(&links);
+            (state.flushes.wanted(), links, state.closings, state.ways.clone(), copies)
         };
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
-        let begun = Instant::now();
-        let (batches, all) = collect(&pairs);
+        let (begun, taken) = (Instant::now(), copies.len());
+        let (batches, mut all) = collect(&pairs, &mut copies);
         let looked = begun.elapsed();
         let batches: Vec<(ConnectionKey, Batch)> =
             batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
         self.send(&batches, &ways, effects);
         let mut state = self.lock();
+        let is_made = copies.len() < taken;
+        if state.put_back(copies) {
+            // The flush of one that waits for the next look has not ended.
+            (all, state.now) = (false, state.now || is_made);
+        }
         state.close(closing, all);
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });
@@ -199,6 +209,12 @@ impl Far {
         let Some(to) = to else { return };
         for (at, ((way, connection), batch)) in batches.iter().enumerate() {
             let held = held || at + 1 < batches.len();
+            let say = |carried: &CarriedMessage<'_>| {
+                let state = self.lock();
+                if state.is_with(*way, to) {
+                    state.send(*way, carried);
+                }
+            };
             for part in batch.parts(PART) {
                 let stores = CarriedMessage::Stores {
                     connection: *connection,
@@ -208,10 +224,17 @@ impl Far {
                     runs: part.places,
                     data: Cow::Borrowed(part.data),
                 };
-                let state = self.lock();
-                if state.is_with(*way, to) {
-                    state.send(*way, &stores);
-                }
+                say(&stores);
+            }
+            for part in batch.copied_parts(COPIED_PART) {
+                say(&CarriedMessage::Copied {
+                    connection: *connection,
+                    batch: part.batch,
+                    last: part.last,
+                    held,
+                    offset: part.offset,
+                    data: Cow::Borrowed(part.data),
+                });
             }
         }
     }

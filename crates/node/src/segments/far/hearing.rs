@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use rackbus_segment::Handle;
+use rackbus_segment::coherence::Violation;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::hiding::ConnectionRange;
@@ -32,8 +33,16 @@ impl Far {
         let end = |connection| self.lock().ends.get(&(way, connection)).cloned();
         match carried {
             CarriedMessage::Said { .. } => {}
-            stores @ CarriedMessage::Stores { .. } => {
-                return self.hear_stores((way, outbox), stores);
+            CarriedMessage::Stores { connection, batch, last, held, runs, data } => {
+                let part = (connection, batch, last, held);
+                return self
+                    .hear_part((way, outbox), part, |pair| pair.hear(batch, last, &runs, &data));
+            }
+            CarriedMessage::Copied { connection, batch, last, held, offset, data } => {
+                let part = (connection, batch, last, held);
+                return self.hear_part((way, outbox), part, |pair| {
+                    pair.hear_copied(batch, last, offset, &data)
+                });
             }
             CarriedMessage::Release => self.take_effect((way, outbox)),
             CarriedMessage::Held { .. } => {
@@ -90,19 +99,17 @@ impl Far {
         Ok(())
     }
 
-    /// A part of a batch came: with the last of it, it takes effect, or is held for others.
-    fn hear_stores(
+    /// A part of a batch came, for its connection, with its number, and whether it is the last of it and held: with the last,
+    /// the batch takes effect, or is held for others.
+    fn hear_part(
         &self,
         (way, outbox): (FarConversation, &Arc<LetterQueue>),
-        stores: CarriedMessage<'_>,
+        (connection, batch, last, held): (Handle, u64, bool, bool),
+        hear: impl FnOnce(&CommonMemory) -> Result<bool, Violation>,
     ) -> Result<(), String> {
-        let CarriedMessage::Stores { connection, batch, last, held, runs, data } = stores else {
-            return Ok(());
-        };
         // What came too late for a connection that is over is nobody's; what waits for it is released.
         if let Some(pair) = self.memory((way, connection)) {
-            let whole = pair.hear(batch, last, &runs, &data);
-            if !whole.map_err(|violation| violation.to_string())? {
+            if !hear(&pair).map_err(|violation| violation.to_string())? {
                 return Ok(());
             }
             let mut state = self.lock();
@@ -170,8 +177,9 @@ impl Far {
             pair.staged_range().map(|(offset, length)| (*link, offset, length))
         };
         let mut spans: Vec<ConnectionRange> = pairs.iter().filter_map(span).collect();
-        // One word changes in one step, whoever looks.
+        // One word changes in one step, whoever looks. What was copied before or behind it does not.
         if let [(_, offset, length)] = spans[..]
+            && !pairs.iter().any(|(_, pair)| pair.has_copied())
             && offset / WORD == (offset + length - 1) / WORD
         {
             spans.clear();

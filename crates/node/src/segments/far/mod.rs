@@ -8,6 +8,7 @@
 //! one order.
 
 mod bells;
+mod copying;
 mod cycle;
 mod hearing;
 mod pair;
@@ -29,6 +30,7 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
+use copying::QueuedCopy;
 pub use pair::CommonMemory;
 pub use passing::FlushTargets;
 use passing::PassingOn;
@@ -146,6 +148,10 @@ struct FarState {
     flushes: FlushLedger,
     /// What the other side asked to be passed on.
     passing_on: PassingOn,
+    /// What is to be copied to memory of the other side, in the order of asking.
+    copies: VecDeque<QueuedCopy>,
+    /// How many of these there ever were.
+    copied: u64,
 }
 
 #[derive(Debug)]

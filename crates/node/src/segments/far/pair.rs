@@ -22,6 +22,7 @@ use rackbus_segment::coherence::{
 };
 
 use super::super::objects::Object;
+use super::copying::QueuedCopy;
 
 /// How often memory that changes all the time is read again for a snapshot.
 const TURNS: usize = 64;
@@ -56,7 +57,8 @@ type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 
 impl PairState {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
-    fn differing(&self, object: &Object, pages: &mut Pages) -> bool {
+    /// But for `known` pages, of which all bytes are told anyway.
+    fn differing(&self, object: &Object, known: &Range<u64>, pages: &mut Pages) -> bool {
         let (mut differs, mut next) = (false, 0);
         let Ok(region) = object.region() else { return false };
         let memory = region.whole();
@@ -64,9 +66,9 @@ impl PairState {
         let size = self.window.size();
         sparse::each_data(object, size, |from, to| {
             let (first, end) = (from / PAGE as u64, to.div_ceil(PAGE as u64));
-            differs |= self.emptied(next..first, pages);
+            differs |= self.emptied(next..first, known, pages);
             next = end;
-            for page in first..end {
+            for page in (first..end).filter(|page| !known.contains(page)) {
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
                 let Some(part) = memory.part(at as usize, length) else { return };
@@ -75,17 +77,18 @@ impl PairState {
                 differs |= self.note(page, &now, pages);
             }
         });
-        differs | self.emptied(next..size.div_ceil(PAGE as u64), pages)
+        differs | self.emptied(next..size.div_ceil(PAGE as u64), known, pages)
     }
 
     /// Notes those of `holes`, pages that the file does not have (any more), that were noted or are known to be something
     /// else than zeroes; whether there are any. They are not read: that would make the file have them again.
-    fn emptied(&self, holes: Range<u64>, pages: &mut Pages) -> bool {
+    fn emptied(&self, holes: Range<u64>, known: &Range<u64>, pages: &mut Pages) -> bool {
         if holes.is_empty() {
             return false;
         }
         let noted = pages.range(holes.clone()).map(|(page, _)| *page);
-        let found: Vec<u64> = self.window.known_pages(holes).chain(noted).collect();
+        let mut found: Vec<u64> = self.window.known_pages(holes).chain(noted).collect();
+        found.retain(|page| !known.contains(page));
         found.into_iter().fold(false, |differs, page| self.note(page, &[0; PAGE], pages) | differs)
     }
 
@@ -156,19 +159,34 @@ pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
 }
 
 /// Takes a snapshot of the memory of `pairs` at one moment: for each of which something is to be sent its place
-/// among them, and the batch; and whether that is all that was stored: not of memory that has a batch under way.
-pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
+/// among them, and the batch; and whether that is all that was stored: not of memory that has a batch under way. Before
+/// that, it makes those of `copies`, each to the pair of its place, that can be: to memory that has nothing under way. These
+/// are taken out.
+pub fn collect(
+    pairs: &[Arc<CommonMemory>],
+    copies: &mut BTreeMap<usize, QueuedCopy>,
+) -> (Vec<(usize, Batch)>, bool) {
     let mut states = lock_all(pairs);
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
+    let mut copied = BTreeMap::new();
+    for (at, (pair, state)) in pairs.iter().zip(&states).enumerate() {
+        if let Some(copy) = copies.remove(&at) {
+            match state.window.is_waiting() {
+                true => drop(copies.insert(at, copy)),
+                false => drop(copied.insert(at, copy.make(&pair.object()))),
+            }
+        }
+    }
     let begun = Instant::now();
     for turn in 0..TURNS {
         if turn > 1 && begun.elapsed() > LONG {
             break;
         }
         let mut differs = false;
-        let all = pairs.iter().zip(&states).zip(&mut pages);
-        for ((pair, state), pages) in all.filter(|((_, state), _)| state.tells()) {
-            differs |= state.differing(&pair.object(), pages);
+        let all = pairs.iter().zip(&states).zip(&mut pages).enumerate();
+        for (at, ((pair, state), pages)) in all.filter(|(_, ((_, state), _))| state.tells()) {
+            let known = copied.get(&at).map_or(0..0, whole_pages);
+            differs |= state.differing(&pair.object(), &known, pages);
         }
         if !differs {
             break;
@@ -177,13 +195,21 @@ pub fn collect(pairs: &[Arc<CommonMemory>]) -> (Vec<(usize, Batch)>, bool) {
     let (mut batches, mut all) = (Vec::new(), true);
     for (at, (state, pages)) in states.iter_mut().zip(&pages).enumerate() {
         all &= !state.window.tells() || !state.window.is_waiting();
-        if state.tells() && (state.due || !pages.is_empty()) {
+        let copied = copied.remove(&at);
+        if state.tells() && (state.due || !pages.is_empty() || copied.is_some()) {
             state.due = false;
             let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
-            batches.extend(state.window.collect(pages).map(|batch| (at, batch)));
+            let batch = state.window.collect_with(pages, copied.unwrap_or_default());
+            batches.extend(batch.map(|batch| (at, batch)));
         }
     }
     (batches, all)
+}
+
+/// The pages that lie in a copied range as a whole.
+fn whole_pages((offset, bytes): &(u64, Vec<u8>)) -> Range<u64> {
+    let page = PAGE as u64;
+    offset.div_ceil(page)..(offset + bytes.len() as u64) / page
 }
 
 impl CommonMemory {
@@ -266,7 +292,32 @@ impl CommonMemory {
         self.lock().window.hear(batch, last, places, data)
     }
 
-    /// The range that changes when what came takes effect.
+    /// As [`hear`](CommonMemory::hear), of what was copied.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn hear_copied(
+        &self,
+        batch: u64,
+        last: bool,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Violation> {
+        self.lock().window.hear_copied(batch, last, offset, data)
+    }
+
+    /// Whether something that was copied takes effect with what came.
+    pub fn has_copied(&self) -> bool {
+        self.lock().window.has_copied()
+    }
+
+    /// Size of the memory in bytes, where bytes may be copied to it here.
+    pub fn copied_to(&self) -> Option<u64> {
+        let state = self.lock();
+        state.window.tells().then(|| state.window.size())
+    }
+
+    /// The range that changes when what came takes effect, without what was copied.
     pub fn staged_range(&self) -> Option<(u64, u64)> {
         self.lock().window.staged_range()
     }
@@ -289,7 +340,7 @@ mod tests {
 
     /// Sends what differs, which takes effect at once: where each store is, and its bytes.
     fn send(pair: &Arc<CommonMemory>) -> Vec<(u64, Vec<u8>)> {
-        let (batches, all) = collect(std::slice::from_ref(pair));
+        let (batches, all) = collect(std::slice::from_ref(pair), &mut BTreeMap::new());
         assert!(all, "something is left");
         let mut sent = Vec::new();
         for (_, batch) in &batches {
@@ -339,10 +390,10 @@ mod tests {
         object.region().unwrap().whole().part(PAGE, 4).unwrap().copy_from(&[7; 4]);
         let pair = CommonMemory::new(object.clone(), ConnectionSide::Home, size, true);
         let (state, mut pages) = (pair.lock(), Pages::new());
-        assert!(state.differing(&object, &mut pages) && pages[&1][0] == 7);
+        assert!(state.differing(&object, &(0..0), &mut pages) && pages[&1][0] == 7);
         sparse::empty(&*object, 0, size).unwrap();
-        assert!(state.differing(&object, &mut pages), "it is as it was noted");
+        assert!(state.differing(&object, &(0..0), &mut pages), "it is as it was noted");
         assert_eq!(*pages[&1], [0; PAGE]);
-        assert!(!state.differing(&object, &mut pages));
+        assert!(!state.differing(&object, &(0..0), &mut pages));
     }
 }

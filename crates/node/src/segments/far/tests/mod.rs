@@ -12,6 +12,7 @@ use super::super::locks::BegunFlushes;
 use super::super::objects::ObjectStore;
 use super::*;
 
+mod copying;
 mod moves;
 mod senders;
 
@@ -57,6 +58,8 @@ struct Side {
     complete: Arc<Mutex<Vec<Handle>>>,
     /// What was answered of moves.
     settled: mpsc::Receiver<ConnectorMessage>,
+    /// What processes were kept from, each time that something took effect.
+    hidden: Arc<Mutex<Vec<Vec<ConnectionRange>>>>,
 }
 
 const REPLICA: ConnectionKey = (FarConversation::ToOwner, Handle(1));
@@ -85,14 +88,21 @@ impl Side {
             }
             answer.send(said).unwrap();
         };
-        let host = FarHost::new(|_, effect| effect(), complete_by, answer_by, SenderSlots::new(2));
+        let hidden: Arc<Mutex<Vec<Vec<ConnectionRange>>>> = Arc::default();
+        let hides = hidden.clone();
+        let hide_by = move |ranges: &[ConnectionRange], effect: &dyn Fn() -> Applied| {
+            hides.lock().unwrap().push(ranges.to_vec());
+            effect()
+        };
+        let host = FarHost::new(hide_by, complete_by, answer_by, SenderSlots::new(2));
         let far = Far::new(EffectsLock::default(), limit, passing.clone(), host).unwrap();
         asked.set(Arc::downgrade(&far)).unwrap();
         passing.add(&far);
         let (owner, connector) = (Peer::new(), Peer::new());
         far.begin(FarConversation::ToOwner, owner.outbox.clone());
         far.begin(FarConversation::ToConnector, connector.outbox.clone());
-        Side { far, store: ObjectStore::default(), owner, connector, complete, settled }
+        let store = ObjectStore::default();
+        Side { far, store, owner, connector, complete, settled, hidden }
     }
 
     fn add(&mut self, link: ConnectionKey) -> Arc<Object> {

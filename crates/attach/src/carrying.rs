@@ -1,0 +1,161 @@
+//! Copies to memory of another machine: what is mapped of it here only stands for it, so the node copies.
+//!
+//! The bytes go through memory that the node has in common with this process, a part at a time: one is copied by the node
+//! while the next is put there.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rackbus_memory::copy::{CopyPiece, TransferParties};
+use rackbus_memory::{DmaSlice, Region, SharedMemory};
+use rackbus_segment::Handle;
+use rackbus_segment::message::{COPY_BUFFER, Reply, SessionRequest};
+
+use crate::segments::RemoteSegment;
+use crate::session::{AttachError, Session, lock};
+
+/// Parts of a copy that are under way at a time.
+const PARTS: usize = 2;
+/// Bytes of each.
+const PART: usize = COPY_BUFFER as usize / PARTS;
+/// Parts after which others who want something of the node have a turn.
+const TURN: usize = 8;
+
+/// Bytes that are copied from: puts those from a place on into memory, as many as it has room for, and says how many.
+pub type CopySource<'a> = dyn Fn(usize, DmaSlice<'_>) -> usize + 'a;
+
+/// The memory that a session copies from, from its first copy on.
+#[derive(Debug, Default)]
+pub(crate) struct CopyBuffer(Mutex<Option<SharedMemory>>);
+
+impl Session {
+    /// Copies `length` bytes to `offset` of the memory that a connection to another machine leads to. Whether all are
+    /// there, and what was stored before: not when `stop` said so first.
+    ///
+    /// # Errors
+    /// [`AttachError::Refused`] when the other machine did not answer in time, or the connection has ended.
+    pub(crate) fn copy(
+        &self,
+        (connection, offset): (Handle, u64),
+        (source, length): (&CopySource<'_>, usize),
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, AttachError> {
+        if !self.is_own() {
+            // A fork has the locks as they were.
+            return Err(AttachError::Forked);
+        }
+        let mut buffer = lock(&self.copy_buffer().0);
+        if buffer.is_none() {
+            *buffer = match self.call(&SessionRequest::CopyBuffer)? {
+                (Reply::Memory, mut beside) => Some(beside.shared_memory(COPY_BUFFER.into())?),
+                _ => return Err(AttachError::Protocol),
+            };
+        }
+        let Some(buffer) = buffer.as_ref() else { return Err(AttachError::Protocol) };
+        let mut from = 0;
+        while from < length {
+            if stop() {
+                return Ok(false);
+            }
+            let until = length.min(from + TURN * PART);
+            self.copy_turn((connection, offset), source, from..until, buffer)?;
+            from = until;
+        }
+        Ok(true)
+    }
+
+    /// Copies a few parts, while nobody else asks the node for something over this session.
+    fn copy_turn(
+        &self,
+        (connection, offset): (Handle, u64),
+        source: &CopySource<'_>,
+        range: std::ops::Range<usize>,
+        buffer: &SharedMemory,
+    ) -> Result<(), AttachError> {
+        let mut line = self.line()?;
+        let (mut begun, mut outcome) = (0, Ok(()));
+        for (nth, at) in range.clone().step_by(PART).enumerate() {
+            if begun == PARTS {
+                begun -= 1;
+                outcome = line.finish().and_then(is_done);
+            }
+            if outcome.is_err() {
+                break;
+            }
+            let (place, length) = (nth % PARTS * PART, PART.min(range.end - at));
+            let part = buffer.whole().part(place, length).ok_or(AttachError::Protocol)?;
+            if source(at, part) != length {
+                outcome = Err(AttachError::Protocol);
+                break;
+            }
+            let (from, length) = (place as u32, length as u32);
+            let offset = offset + at as u64;
+            let request = SessionRequest::Copy { connection, offset, from, length };
+            if let Err(error) = line.begin(&request) {
+                line.give_up(begun);
+                return Err(error);
+            }
+            begun += 1;
+        }
+        for _ in 0..begun {
+            let ended = line.finish().and_then(is_done);
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+}
+
+fn is_done(reply: Reply) -> Result<(), AttachError> {
+    match reply {
+        Reply::Done => Ok(()),
+        Reply::Refused(refusal) => Err(refusal.into()),
+        _ => Err(AttachError::Protocol),
+    }
+}
+
+/// A copy to a segment of another machine by a copy engine: its parties, which carry it there.
+#[derive(Debug)]
+pub struct CarriedCopy {
+    segment: Arc<RemoteSegment>,
+    /// What is mapped of the segment from its first byte, which the copy is to.
+    region: Arc<Region>,
+    is_carried: AtomicBool,
+    failure: Mutex<Option<AttachError>>,
+}
+
+impl CarriedCopy {
+    /// Of a copy to `region`, which is mapped of `segment` from its first byte.
+    pub fn new(segment: &Arc<RemoteSegment>, region: &Arc<Region>) -> Arc<CarriedCopy> {
+        let (segment, region) = (segment.clone(), region.clone());
+        let (is_carried, failure) = Default::default();
+        Arc::new(CarriedCopy { segment, region, is_carried, failure })
+    }
+
+    /// Whether its bytes went to the other machine by themselves. Else they are there when the segment was
+    /// [flushed](RemoteSegment::flush).
+    pub fn is_carried(&self) -> bool {
+        self.is_carried.load(Ordering::Acquire)
+    }
+
+    /// Takes why not all bytes are there, when they were carried.
+    pub fn take_failure(&self) -> Option<AttachError> {
+        lock(&self.failure).take()
+    }
+}
+
+impl TransferParties for CarriedCopy {
+    fn are_gone(&self) -> bool {
+        lock(&self.failure).is_some() || self.segment.watch().lost()
+    }
+
+    fn carry(&self, piece: &CopyPiece<'_>, stop: &dyn Fn() -> bool) -> Option<bool> {
+        let offset = piece.offset_in(&self.region)?;
+        let source = |from: usize, to: DmaSlice<'_>| piece.copy_to(from, to);
+        let outcome = self.segment.carry(offset as u64, (&source, piece.len()), stop)?;
+        self.is_carried.store(true, Ordering::Release);
+        Some(outcome.unwrap_or_else(|error| {
+            *lock(&self.failure) = Some(error);
+            true
+        }))
+    }
+}

@@ -1,0 +1,77 @@
+//! Copies of a session to memory of other machines: by the node, from memory that the process and it have in common.
+
+use std::sync::Arc;
+
+use rackbus_memory::{ResourceHandle, SharedMemory};
+use rackbus_segment::message::{COPY_BUFFER, Refusal, Reply, SessionRequest};
+use rackbus_segment::{Handle, SessionId};
+
+use super::Segments;
+use super::far::Far;
+
+/// What a session copies from; none until it asks for it.
+#[derive(Debug, Default)]
+pub(super) struct SessionCopies(Option<SharedMemory>);
+
+impl SessionCopies {
+    /// Does what a session asks for about copies, which may take as long as a flush: the answer, and what goes beside it.
+    /// `None` when it asks for something else, or shares all memory with other hosts.
+    pub fn answer(
+        &mut self,
+        service: &Segments,
+        session: SessionId,
+        request: &SessionRequest,
+    ) -> Option<(Reply, Option<ResourceHandle>)> {
+        let answer = match *request {
+            SessionRequest::CopyBuffer if service.lock().directory.between_machines() => {
+                self.give().map(|beside| (Reply::Memory, Some(beside)))
+            }
+            SessionRequest::Copy { connection, offset, from, length } => {
+                let (far, connection) = service.far_of(session, connection)?;
+                self.copy(&far, connection, offset, (from, length)).map(|()| (Reply::Done, None))
+            }
+            _ => return None,
+        };
+        Some(answer.unwrap_or_else(|refusal| (Reply::Refused(refusal), None)))
+    }
+
+    /// The session's memory to copy from, which is made for its first question.
+    fn give(&mut self) -> Result<ResourceHandle, Refusal> {
+        let system = |cause: &dyn std::fmt::Display| Refusal::System(cause.to_string());
+        if self.0.is_none() {
+            let memory = SharedMemory::create("rackbus copies", COPY_BUFFER.into());
+            self.0 = Some(memory.map_err(|cause| system(&cause))?);
+        }
+        let memory = self.0.as_ref().ok_or_else(|| system(&"no memory"))?;
+        let descriptor = memory.descriptor().map_err(|cause| system(&cause))?;
+        Ok(ResourceHandle::of_descriptor(descriptor))
+    }
+
+    fn copy(
+        &self,
+        far: &Arc<Far>,
+        connection: Handle,
+        offset: u64,
+        (from, length): (u32, u32),
+    ) -> Result<(), Refusal> {
+        let outside = || Refusal::Illegal("a copy of bytes that are not in the copy buffer".into());
+        let memory = self.0.as_ref().ok_or_else(outside)?;
+        if length == 0 || from.checked_add(length).is_none_or(|end| end > COPY_BUFFER) {
+            return Err(outside());
+        }
+        match far.copy(connection, (memory.region(), from as usize), (offset, length)) {
+            true => Ok(()),
+            false => Err(Refusal::NotResponding),
+        }
+    }
+}
+
+impl Segments {
+    /// What this host has in common with the machine that a session's connection leads to, and the connection.
+    fn far_of(&self, session: SessionId, keeper: Handle) -> Option<(Arc<Far>, Handle)> {
+        let state = self.lock();
+        let (owner, connection) = state.directory.owner_of(session, keeper)?;
+        let owner = Some(owner).filter(|owner| state.is_on_another_machine(*owner))?;
+        Some((state.fars.get(&owner)?.clone(), connection))
+    }
+}
