@@ -18,7 +18,7 @@ use crate::session::{AttachError, Session, lock};
 const PARTS: usize = 2;
 /// Bytes of each.
 const PART: usize = COPY_BUFFER as usize / PARTS;
-/// Parts after which others who want something of the node have a turn.
+/// Parts of one copy as the node knows it; after these, others who want something of the node have a turn.
 const TURN: usize = 8;
 
 /// Bytes that are copied from: puts those from a place on into memory, as many as it has room for, and says how many.
@@ -89,8 +89,10 @@ impl Session {
                 break;
             }
             let (from, length) = (place as u32, length as u32);
+            let (follows, rest) = (nth > 0, (range.end - at) as u64 - u64::from(length));
             let offset = offset + at as u64;
-            let request = SessionRequest::Copy { connection, offset, from, length };
+            #[rustfmt::skip]
+            let request = SessionRequest::Copy { connection, offset, from, length, follows, rest };
             if let Err(error) = line.begin(&request) {
                 line.give_up(begun);
                 return Err(error);
@@ -102,6 +104,21 @@ impl Session {
             outcome = outcome.and(ended);
         }
         outcome
+    }
+}
+
+impl RemoteSegment {
+    /// Copies to `offset` of the segment where it is on another machine: from `source`, so many bytes. Whether all are
+    /// there, which they are not when `stop` said so; `None` where a copy to a mapping, and a [flush](RemoteSegment::flush)
+    /// behind it, is the way.
+    pub fn carry(
+        &self,
+        offset: u64,
+        source: (&CopySource<'_>, usize),
+        stop: &dyn Fn() -> bool,
+    ) -> Option<Result<bool, AttachError>> {
+        let (session, handle) = self.carried_by()?;
+        Some(session.copy((handle, offset), source, stop))
     }
 }
 

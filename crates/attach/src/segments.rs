@@ -10,7 +10,6 @@ use rackbus_segment::message::{
     Withdrawal,
 };
 
-use crate::carrying::CopySource;
 use crate::devices::DeviceSegment;
 use crate::events::{Callback, SegmentEvent, Watch};
 use crate::memory::{FarPlace, MappedMemory, Mapping};
@@ -428,18 +427,11 @@ impl RemoteSegment {
         }
     }
 
-    /// Copies to `offset` of the segment where it is on another machine: `source` puts bytes from a place on into memory, and
-    /// there are so many of them. Whether all are there, which they are not when `stop` said so; `None` where a copy to a
-    /// mapping, and a [flush](RemoteSegment::flush) behind it, is the way.
-    pub fn carry(
-        &self,
-        offset: u64,
-        source: (&CopySource<'_>, usize),
-        stop: &dyn Fn() -> bool,
-    ) -> Option<Result<bool, AttachError>> {
+    /// The session and the handle by which the node copies to the segment, where that is on another machine.
+    pub(crate) fn carried_by(&self) -> Option<(&Session, Handle)> {
         let Keeper::Node(handle) = self.keeper else { return None };
         let carries = self.session.is_far(self.owner()) && !self.session.in_guest();
-        carries.then(|| self.session.copy((handle, offset), source, stop))
+        carries.then_some((&self.session, handle))
     }
 
     /// The host that has the memory.

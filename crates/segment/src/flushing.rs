@@ -33,6 +33,11 @@ impl FlushLedger {
         self.wanted
     }
 
+    /// Whether a cycle is due for a flush.
+    pub fn has_waiting(&self) -> bool {
+        self.wanted > self.done
+    }
+
     /// Something took effect at a home that tells it to further machines.
     pub fn is_told_on(&mut self) {
         self.unpassed = true;

@@ -111,19 +111,25 @@ unsafe fn copy(
     }
     // SAFETY: both are `size` bytes, as the caller says and as was checked.
     unsafe {
-        match flags & SCI_FLAG_BLOCK_READ {
+        match flags & (SCI_FLAG_BLOCK_READ | SCI_FLAG_ERROR_CHECK) {
             0 => copy_bytes(memory, there, size),
+            SCI_FLAG_ERROR_CHECK => {
+                let to = find::<Map>(map)?;
+                to.copy_there(offset, memory, size)?;
+                return check_arrival(sequence, &[], &[&to]);
+            }
             _ => copy_bytes(there, memory, size),
         }
     }
     match flags & SCI_FLAG_ERROR_CHECK {
         0 => Ok(()),
-        _ => check_arrival(sequence, &[map]),
+        _ => check_arrival(sequence, &[map], &[]),
     }
 }
 
-/// Fails where what was stored to `maps` did not arrive, or to the mapping of the sequence, which may be another one.
-fn check_arrival(sequence: RawHandle, maps: &[RawHandle]) -> SciResult<()> {
+/// Fails where what was stored to `maps` did not arrive, or to the mapping of the sequence, which may be another one; or where
+/// the segments of those are gone that have all that was stored, `there`.
+fn check_arrival(sequence: RawHandle, maps: &[RawHandle], there: &[&Arc<Map>]) -> SciResult<()> {
     let mut also = match sequence.is_null() {
         true => None,
         false => Some(find::<Sequence>(sequence)?.map.clone()),
@@ -133,11 +139,19 @@ fn check_arrival(sequence: RawHandle, maps: &[RawHandle]) -> SciResult<()> {
         has_arrived(&map)?;
         also = also.filter(|it| !Arc::ptr_eq(it, &map));
     }
+    for map in there {
+        is_there(map)?;
+        also = also.filter(|it| !Arc::ptr_eq(it, map));
+    }
     also.map_or(Ok(()), |map| has_arrived(&map))
 }
 
 fn has_arrived(map: &Map) -> SciResult<()> {
     map.flush()?;
+    is_there(map)
+}
+
+fn is_there(map: &Map) -> SciResult<()> {
     match map.lost() {
         true => fail(SCI_ERR_TRANSFER_FAILED),
         false => Ok(()),
@@ -309,7 +323,7 @@ api! {
                 .and_then(|()| match flags & SCI_FLAG_ERROR_CHECK {
                     0 => Ok(()),
                     // Both have been written by now, whichever of them does not arrive.
-                    _ => check_arrival(sequence, &[first, second]),
+                    _ => check_arrival(sequence, &[first, second], &[]),
                 });
             finish(error, both);
         }

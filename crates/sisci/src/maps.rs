@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rackbus_attach::{Mapping, RemoteSegment, Watch};
-use rackbus_memory::Access;
+use rackbus_memory::copy::copy_bytes;
+use rackbus_memory::{Access, DmaSlice};
 
 use crate::constants::errors::*;
 use crate::constants::*;
@@ -84,6 +85,38 @@ impl Map {
             MappedSegment::Local(local) => local.is_far(),
             MappedSegment::Remote(remote) => remote.segment().is_ok_and(RemoteSegment::is_far),
         }
+    }
+
+    /// Copies `size` bytes of `memory` to `offset` of the mapping, all of them to where they are to be, also on another machine;
+    /// or fails when they cannot be there, or are not in time.
+    ///
+    /// # Safety
+    /// Both are so many bytes, to be read and to be written to.
+    pub(crate) unsafe fn copy_there(
+        &self,
+        offset: usize,
+        memory: *const u8,
+        size: usize,
+    ) -> SciResult<()> {
+        let source = |from: usize, to: DmaSlice<'_>| {
+            let count = to.len().min(size.saturating_sub(from));
+            // SAFETY: of `memory` as the caller says, and `to` is as long.
+            unsafe { copy_bytes(memory.add(from), to.as_ptr(), count) };
+            count
+        };
+        let carried = match &self.of {
+            MappedSegment::Remote(remote) if size > 0 => {
+                let place = self.offset + offset as u64;
+                remote.segment()?.carry(place, (&source, size), &|| false)
+            }
+            MappedSegment::Remote(_) | MappedSegment::Local(_) => None,
+        };
+        if let Some(carried) = carried {
+            return carried.map(|_| ()).map_err(|_| Code(SCI_ERR_TRANSFER_FAILED));
+        }
+        let part = self.mapping.whole().part(offset, size);
+        source(0, part.ok_or(Code(SCI_ERR_OUT_OF_RANGE))?);
+        self.flush()
     }
 
     /// Waits until what was stored before is where it is to be, or fails when it cannot be any more, or is not in time.

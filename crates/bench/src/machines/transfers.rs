@@ -96,26 +96,32 @@ pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Resul
     let (copier, time, runs) = (Copier::start(&options)?, settings.time, settings.runs);
     for (what, bytes) in wanted {
         let area = programs.on_alpha.export_area(bytes as u64)?;
-        let remote = again(|| programs.on_beta.register_area(area.key()))?;
-        let segment =
-            again(|| programs.on_beta.connect(area.key().node, area.key().segment, 1_000))?;
-        let segment = Arc::new(segment);
-        let mapping = segment.map(0, bytes as u64)?;
         let sources = sources(&programs, bytes)?;
-        let by_engine = |nth: usize| {
-            let from = sources[nth].mapping().region();
-            engine_copy(&engine, from, (&segment, mapping.region()), bytes)
-        };
-        let by_service = |nth: usize| {
-            let source = (sources[nth].mapping(), 0);
-            let writing = copier.write(&remote, 0, source, bytes, Signal::None);
-            writing.and_then(|it| it.finish()).map_err(failed)
+        let key = area.key();
+        // One connection each: further ones have memory of their own, which is kept the same too.
+        let mut copy: Box<dyn FnMut(usize) -> Result<(), BenchError>> = if what == DMA {
+            let segment = again(|| programs.on_beta.connect(key.node, key.segment, 1_000))?;
+            let (segment, sources) = (Arc::new(segment), &sources);
+            let mapping = segment.map(0, bytes as u64)?;
+            let engine = &engine;
+            Box::new(move |nth| {
+                let from = sources[nth].mapping().region();
+                engine_copy(engine, from, (&segment, mapping.region()), bytes)
+            })
+        } else {
+            let remote = again(|| programs.on_beta.register_area(key))?;
+            let (copier, sources) = (&copier, &sources);
+            Box::new(move |nth| {
+                let source = (sources[nth].mapping(), 0);
+                let writing = copier.write(&remote, 0, source, bytes, Signal::None);
+                writing.and_then(|it| it.finish()).map_err(failed)
+            })
         };
         let (case, load) = (named(what, bytes), (bytes, time));
         let case = Case { area: "machines", case: &case, peer_name: "UCX tcp", unit: "GB/s", runs };
         report.compare(
             case,
-            || if what == DMA { rate(load, by_engine) } else { rate(load, by_service) },
+            || rate(load, &mut copy),
             || {
                 Ok(bytes as f64
                     / 1e3

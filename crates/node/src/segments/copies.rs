@@ -7,7 +7,7 @@ use rackbus_segment::message::{COPY_BUFFER, Refusal, Reply, SessionRequest};
 use rackbus_segment::{Handle, SessionId};
 
 use super::Segments;
-use super::far::Far;
+use super::far::{CopyPart, Far};
 
 /// What a session copies from; none until it asks for it.
 #[derive(Debug, Default)]
@@ -26,9 +26,10 @@ impl SessionCopies {
             SessionRequest::CopyBuffer if service.lock().directory.between_machines() => {
                 self.give().map(|beside| (Reply::Memory, Some(beside)))
             }
-            SessionRequest::Copy { connection, offset, from, length } => {
+            SessionRequest::Copy { connection, offset, from, length, follows, rest } => {
                 let (far, connection) = service.far_of(session, connection)?;
-                self.copy(&far, connection, offset, (from, length)).map(|()| (Reply::Done, None))
+                let part = CopyPart { offset, length, follows, rest };
+                self.copy(&far, connection, from, part).map(|()| (Reply::Done, None))
             }
             _ => return None,
         };
@@ -51,15 +52,15 @@ impl SessionCopies {
         &self,
         far: &Arc<Far>,
         connection: Handle,
-        offset: u64,
-        (from, length): (u32, u32),
+        from: u32,
+        part: CopyPart,
     ) -> Result<(), Refusal> {
         let outside = || Refusal::Illegal("a copy of bytes that are not in the copy buffer".into());
         let memory = self.0.as_ref().ok_or_else(outside)?;
-        if length == 0 || from.checked_add(length).is_none_or(|end| end > COPY_BUFFER) {
+        if part.length == 0 || from.checked_add(part.length).is_none_or(|end| end > COPY_BUFFER) {
             return Err(outside());
         }
-        match far.copy(connection, (memory.region(), from as usize), (offset, length)) {
+        match far.copy(connection, (memory.region(), from as usize), part) {
             true => Ok(()),
             false => Err(Refusal::NotResponding),
         }

@@ -100,13 +100,6 @@ impl Segments {
                 calls.send(Letter { bytes: encode(&refused), handles: Vec::new() });
                 continue;
             }
-            if self.has_greeted(id)
-                && let Some((reply, beside)) = copies.answer(self, id, &request)
-            {
-                let handles = beside.into_iter().collect();
-                calls.send(Letter { bytes: encode(&reply), handles });
-                continue;
-            }
             if let SessionRequest::Lock { keeper, request } = &request
                 && let Some(refusal) = self.before_lock(id, *keeper, request, &mut begun)
             {
@@ -114,10 +107,8 @@ impl Segments {
                 calls.send(Letter { bytes: encode(&refused), handles: Vec::new() });
                 continue;
             }
-            if self.has_greeted(id)
-                && let Some(reply) = borrowing.as_mut().and_then(|it| it.answer(&request))
-            {
-                calls.send(Letter { bytes: encode(&reply), handles: Vec::new() });
+            if let Some(letter) = self.answer_aside((id, &request), &mut borrowing, &mut copies) {
+                calls.send(letter);
                 continue;
             }
             self.ask(|directory, now, objects| directory.request(now, id, request, objects));
@@ -131,6 +122,21 @@ impl Segments {
         self.hiding.forget(id);
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).end(id);
         self.ask(|directory, now, objects| directory.closed(now, id, objects));
+    }
+
+    /// The answer to what the directory does not decide: about devices, and about copies to other machines.
+    fn answer_aside(
+        &self,
+        (id, request): (SessionId, &SessionRequest),
+        borrowing: &mut Option<Borrowing>,
+        copies: &mut SessionCopies,
+    ) -> Option<Letter> {
+        if !self.has_greeted(id) {
+            return None;
+        }
+        let borrowed = borrowing.as_mut().and_then(|it| it.answer(request)).map(|it| (it, None));
+        let (reply, beside) = borrowed.or_else(|| copies.answer(self, id, request))?;
+        Some(Letter { bytes: encode(&reply), handles: beside.into_iter().collect() })
     }
 
     /// Whether the session has begun: with its hello came where it hears events.

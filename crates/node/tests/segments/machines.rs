@@ -66,7 +66,7 @@ fn memory_that_an_owner_cannot_have_takes_no_addresses_here() {
 /// third machine; what lies around it stays.
 #[test]
 fn a_copy_is_all_there_when_it_has_ended_and_nothing_around_it_is_lost() {
-    const SIZE: usize = (5 << 20) + 4096;
+    const SIZE: usize = (9 << 20) + 4096;
     let rack = Hosts::machines();
     let [alpha, beta, gamma] = [ALPHA, BETA, GAMMA].map(|node| rack.session(node));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, SIZE as u64)).unwrap();
@@ -119,7 +119,9 @@ fn copies_that_are_not_inside_or_to_nothing_are_refused() {
     let process = Stranger::attach(&rack, BETA);
     let connection = process.connect(ALPHA, 7);
     let copy = |connection, offset, from, length| {
-        process.ask(&SessionRequest::Copy { connection, offset, from, length }, &[]).unwrap()
+        let (follows, rest) = (false, 0);
+        let copy = SessionRequest::Copy { connection, offset, from, length, follows, rest };
+        process.ask(&copy, &[]).unwrap()
     };
     assert!(
         matches!(copy(connection, 0, 0, 1), Reply::Refused(Refusal::Illegal(_))),

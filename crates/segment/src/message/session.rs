@@ -197,8 +197,9 @@ pub enum SessionRequest {
     /// Between machines: asks for the memory that this session copies from, [`COPY_BUFFER`](super::COPY_BUFFER) bytes:
     /// [`Reply::Memory`]. Asked again, the same memory.
     CopyBuffer,
-    /// Between machines: copies from the session's copy buffer to memory that a connection leads to. All of it is there,
-    /// and what was stored before it, when this is answered by [`Reply::Done`]; its bytes have no order among each other.
+    /// Between machines: copies from the session's copy buffer to memory that a connection leads to, a part of a copy or all
+    /// of it. All of it is there, and what was stored before it, when its last part is answered by [`Reply::Done`]; its bytes
+    /// have no order among each other.
     Copy {
         /// Handle of the connection.
         connection: Handle,
@@ -208,6 +209,10 @@ pub enum SessionRequest {
         from: u32,
         /// Number of bytes, at least one.
         length: u32,
+        /// Whether the part before it was the session's last copy: what was stored since need not be there before it.
+        follows: bool,
+        /// Number of bytes behind this part that the parts after it copy to.
+        rest: u64,
     },
 }
 

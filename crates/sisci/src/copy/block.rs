@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use rackbus_memory::copy::copy_bytes;
 use rackbus_memory::threads;
 
 use super::BlockCallback;
@@ -131,12 +130,11 @@ impl CheckedTransfer {
         let part = |(map, offset): &(Arc<Map>, usize)| {
             map.mapping().whole().part(*offset, self.size).map(|part| part.as_ptr())
         };
-        let (Some(source), Some(target)) = (part(&self.from), part(&self.to)) else {
+        let (Some(source), Some(_)) = (part(&self.from), part(&self.to)) else {
             return fail(SCI_ERR_OUT_OF_RANGE);
         };
         // SAFETY: both parts are inside of mappings that live until `self` is dropped.
-        unsafe { copy_bytes(source, target, self.size) };
-        self.to.0.flush()?;
+        unsafe { self.to.0.copy_there(self.to.1, source, self.size)? };
         match self.from.0.lost() || self.to.0.lost() {
             true => fail(SCI_ERR_TRANSFER_FAILED),
             false => Ok(()),

@@ -18,6 +18,7 @@ use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::outbox::LetterQueue;
+use super::copying::{self, QueuedCopy};
 use super::pair::{CommonMemory, collect};
 use super::{Closing, ConnectionKey, End, Far, FarConversation, FarState};
 
@@ -113,6 +114,9 @@ impl Far {
         self.settle();
         let waiting = self.hand_on_all();
         self.catch_up();
+        if self.copy_on() {
+            return Cycle { some: true, any: true, looked: Duration::ZERO };
+        }
         // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at
         // a connector when its first batch takes effect: what is stored to it from then on is looked at with all else.
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
@@ -125,19 +129,17 @@ impl Far {
         };
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
-        let (begun, taken) = (Instant::now(), copies.len());
-        let (batches, mut all) = collect(&pairs, &mut copies);
-        let looked = begun.elapsed();
+        let (begun, copied) = (Instant::now(), copying::numbers(&copies));
+        // Of pages that the rest of a copy is to overwrite, nothing was told.
+        let overwritten = copies.values().any(QueuedCopy::goes_on);
+        let (batches, all) = collect(&pairs, &mut copies);
+        let (looked, all) = (begun.elapsed(), all && !overwritten);
         let batches: Vec<(ConnectionKey, Batch)> =
             batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
         let some = !batches.is_empty();
         self.send(&batches, &ways, effects);
         let mut state = self.lock();
-        let is_made = copies.len() < taken;
-        if state.put_back(copies) {
-            // The flush of one that waits for the next look has not ended.
-            (all, state.now) = (false, state.now || is_made);
-        }
+        state.copies_ended(&copied, copies);
         state.close(closing, all);
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });
@@ -149,7 +151,7 @@ impl Far {
 
     /// Sends batches that take effect in one, and waits until they have: in the conversations that they were taken for, and
     /// in no others that began meanwhile.
-    fn send(
+    pub(super) fn send(
         &self,
         batches: &[(ConnectionKey, Batch)],
         with: &BTreeMap<FarConversation, Arc<LetterQueue>>,
@@ -302,7 +304,7 @@ impl FarState {
     }
 
     /// The memory of connections that the other side knows of: not of those that it is answered later.
-    fn told_memories(&self) -> Vec<(ConnectionKey, Arc<CommonMemory>)> {
+    pub(super) fn told_memories(&self) -> Vec<(ConnectionKey, Arc<CommonMemory>)> {
         let begins = |closing: &Closing| Some((closing.way, closing.begins?));
         let later: BTreeSet<ConnectionKey> = self.closing.iter().filter_map(begins).collect();
         let mut all = self.memories();

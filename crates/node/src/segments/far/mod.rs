@@ -18,7 +18,7 @@ mod senders;
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
+pub use copying::CopyPart;
 use copying::QueuedCopy;
 pub use pair::CommonMemory;
 pub use passing::FlushTargets;
@@ -152,6 +153,8 @@ struct FarState {
     copies: VecDeque<QueuedCopy>,
     /// How many of these there ever were.
     copied: u64,
+    /// The numbers of those that have not taken effect.
+    copying: BTreeSet<u64>,
 }
 
 #[derive(Debug)]

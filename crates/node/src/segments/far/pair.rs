@@ -22,7 +22,7 @@ use rackbus_segment::coherence::{
 };
 
 use super::super::objects::Object;
-use super::copying::QueuedCopy;
+use super::copying::{CopiesByPlace, QueuedCopy};
 
 /// How often memory that changes all the time is read again for a snapshot.
 const TURNS: usize = 64;
@@ -164,19 +164,11 @@ pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
 /// are taken out.
 pub fn collect(
     pairs: &[Arc<CommonMemory>],
-    copies: &mut BTreeMap<usize, QueuedCopy>,
+    copies: &mut CopiesByPlace,
 ) -> (Vec<(usize, Batch)>, bool) {
     let mut states = lock_all(pairs);
     let mut pages: Vec<Pages> = states.iter().map(|_| Pages::new()).collect();
-    let mut copied = BTreeMap::new();
-    for (at, (pair, state)) in pairs.iter().zip(&states).enumerate() {
-        if let Some(copy) = copies.remove(&at) {
-            match state.window.is_waiting() {
-                true => drop(copies.insert(at, copy)),
-                false => drop(copied.insert(at, copy.make(&pair.object()))),
-            }
-        }
-    }
+    let mut copied = make(pairs, &states, copies);
     let begun = Instant::now();
     for turn in 0..TURNS {
         if turn > 1 && begun.elapsed() > LONG {
@@ -185,7 +177,7 @@ pub fn collect(
         let mut differs = false;
         let all = pairs.iter().zip(&states).zip(&mut pages).enumerate();
         for (at, ((pair, state), pages)) in all.filter(|(_, ((_, state), _))| state.tells()) {
-            let known = copied.get(&at).map_or(0..0, whole_pages);
+            let known = copied.get(&at).map_or(0..0, |copied| copied.overwritten.clone());
             differs |= state.differing(&pair.object(), &known, pages);
         }
         if !differs {
@@ -199,17 +191,44 @@ pub fn collect(
         if state.tells() && (state.due || !pages.is_empty() || copied.is_some()) {
             state.due = false;
             let pages = pages.iter().map(|(page, bytes)| (*page, &bytes[..]));
-            let batch = state.window.collect_with(pages, copied.unwrap_or_default());
+            let copied = copied.map_or((0, Vec::new()), |copied| copied.told);
+            let batch = state.window.collect_with(pages, copied);
             batches.extend(batch.map(|batch| (at, batch)));
         }
     }
     (batches, all)
 }
 
-/// The pages that lie in a copied range as a whole.
-fn whole_pages((offset, bytes): &(u64, Vec<u8>)) -> Range<u64> {
-    let page = PAGE as u64;
-    offset.div_ceil(page)..(offset + bytes.len() as u64) / page
+/// A batch of each of `copies` that can be made, as [`collect`] makes them, without a look at what else was stored.
+pub fn collect_copies(
+    pairs: &[Arc<CommonMemory>],
+    copies: &mut CopiesByPlace,
+) -> Vec<(usize, Batch)> {
+    let mut states = lock_all(pairs);
+    let made = make(pairs, &states, copies);
+    let batch =
+        |(at, made): (usize, MadeCopy)| Some((at, states[at].window.collect_with([], made.told)?));
+    made.into_iter().filter_map(batch).collect()
+}
+
+/// A copy that was made here: where it is and its bytes, and the pages of which nothing else is told.
+struct MadeCopy {
+    told: (u64, Vec<u8>),
+    overwritten: Range<u64>,
+}
+
+/// Makes those of `copies` that can be, and takes them out: those to memory that has nothing under way.
+fn make(
+    pairs: &[Arc<CommonMemory>],
+    states: &[MutexGuard<'_, PairState>],
+    copies: &mut CopiesByPlace,
+) -> BTreeMap<usize, MadeCopy> {
+    let ready = copies.extract_if(.., |at, _| !states[*at].window.is_waiting());
+    let made = |(at, copy): (usize, QueuedCopy)| {
+        let overwritten = copy.overwritten_pages();
+        (at, MadeCopy { told: copy.make(&pairs[at].object()), overwritten })
+    };
+    ready.map(made).collect()
 }
 
 impl CommonMemory {

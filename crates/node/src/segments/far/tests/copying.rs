@@ -18,10 +18,15 @@ fn bytes_of(object: &Object, offset: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
+/// A copy that is no part of another.
+fn whole(offset: u64, length: u32) -> CopyPart {
+    CopyPart { offset, length, follows: false, rest: 0 }
+}
+
 /// Copies 50 bytes from byte 20 of `from` to byte 100, beside the test.
 fn copying(side: &Side, from: &SharedMemory) -> std::thread::JoinHandle<bool> {
     let (far, from) = (side.far.clone(), from.region().clone());
-    std::thread::spawn(move || far.copy(REPLICA.1, (&from, 20), (100, 50)))
+    std::thread::spawn(move || far.copy(REPLICA.1, (&from, 20), whole(100, 50)))
 }
 
 #[test]
@@ -136,15 +141,79 @@ fn a_copy_that_cannot_be_is_refused_and_one_whose_connection_is_lost_fails() {
         (usize::MAX, 0, 1),
         (0, 0, 0),
     ] {
-        assert!(!side.far.copy(REPLICA.1, (region, start), (offset, length)));
+        assert!(!side.far.copy(REPLICA.1, (region, start), whole(offset, length)));
     }
-    assert!(!side.far.copy(Handle(99), (region, 0), (0, 1)), "there is no such connection");
+    assert!(!side.far.copy(Handle(99), (region, 0), whole(0, 1)), "there is no such connection");
     let copy = copying(&side, &from);
     assert!(matches!(side.owner.next(), CarriedMessage::Copied { .. }));
     side.far.end(FarConversation::ToOwner);
     assert!(!copy.join().unwrap());
     assert!(side.far.lock().copies.is_empty());
-    assert!(!side.far.copy(REPLICA.1, (region, 0), (0, 1)), "the conversation is over");
+    assert!(!side.far.copy(REPLICA.1, (region, 0), whole(0, 1)), "the conversation is over");
+}
+
+/// What is stored meanwhile is told behind them, and what they overwrite anyway not at all.
+#[test]
+fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
+    let mut side = Side::new();
+    let (replica, _) = settled(&mut side);
+    let from = source(1);
+    let copy = |part: CopyPart| {
+        let (far, from) = (side.far.clone(), from.region().clone());
+        std::thread::spawn(move || far.copy(REPLICA.1, (&from, part.offset as usize), part))
+    };
+    let part = |offset, length, follows, rest| CopyPart { offset, length, follows, rest };
+    let put = |at: usize, value: u8| {
+        replica.region().unwrap().whole().part(at, 1).unwrap().copy_from(&[value]);
+    };
+    let applied = |batch| {
+        side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
+    };
+    let effects = side.far.effects.clone();
+    let none_looks = effects.write().unwrap();
+    put(3000, 99);
+    let first = copy(part(0, 2000, false, 2096));
+    let begun = Instant::now();
+    while side.far.lock().copies.is_empty() {
+        assert!(begun.elapsed() < COMES, "it is not asked for");
+        std::thread::yield_now();
+    }
+    drop(none_looks);
+    assert!(matches!(side.owner.next(), CarriedMessage::Copied { batch: 1, last: true, .. }));
+    put(10, 77);
+    applied(1);
+    assert!(first.join().unwrap());
+    let second = copy(part(2000, 2000, true, 96));
+    // Who looks may have found what was stored to the first part, and what the others overwrite.
+    let mut next = side.owner.next();
+    let mut batch = 2;
+    if matches!(next, CarriedMessage::Stores { .. }) {
+        applied(batch);
+        (next, batch) = (side.owner.next(), 3);
+    }
+    assert!(matches!(next, CarriedMessage::Copied { offset: 2000, last: true, .. }), "{next:?}");
+    put(11, 78);
+    applied(batch);
+    assert!(second.join().unwrap());
+    let third = copy(part(4000, 96, true, 0));
+    let mut is_copied = false;
+    while !third.is_finished() {
+        match side.owner.receive(COMES_NOT) {
+            Some(CarriedMessage::Copied { offset: 4000, .. }) => is_copied = true,
+            Some(CarriedMessage::Stores { last: true, .. }) => {}
+            None => continue,
+            other => panic!("{other:?}"),
+        }
+        batch += 1;
+        applied(batch);
+    }
+    assert!(third.join().unwrap() && is_copied);
+    let mut expected: Vec<u8> = (0..SIZE).map(|at| 1_u8.wrapping_add(at as u8)).collect();
+    (expected[10], expected[11]) = (77, 78);
+    assert_eq!(bytes_of(&replica, 0, SIZE as usize), expected);
+    let pair = side.far.memory(REPLICA).unwrap();
+    assert!(!pair.is_waiting());
+    assert_eq!(side.owner.receive(COMES_NOT), None, "all was told before the last part had ended");
 }
 
 /// Several are asked for at a time; each is made, and a flush is done when those before it are.
