@@ -49,6 +49,12 @@ pub enum AssemblyError {
         /// The name of the memory.
         to: String,
     },
+    /// It is the memory of the host whose processor asks.
+    #[error(
+        "`{0}` reaches its own memory by its caches, which are not modelled; name another end, and for what a \
+         processor copies from its memory to elsewhere a flow of kind `write`"
+    )]
+    OwnMemory(String),
     /// It is an adapter of another host.
     #[error(
         "`{from}` does not reach the registers of `{to}`, which is another host's; name an adapter of its own host"
@@ -402,6 +408,10 @@ impl Assembly {
     /// [`AssemblyError`] when there is none, or the fabric refuses it.
     pub fn components(&mut self, from: End, to: End) -> Result<Vec<ComponentId>, AssemblyError> {
         let topology = self.topology();
+        // Whatever checks its accesses of others: to its own memory a device has a way inside.
+        if let (End::Device(own), true) = (from, from == to) {
+            return Ok(vec![own]);
+        }
         if let End::Cxl(memory) = to {
             let End::Host(host) = from else {
                 let (from, to) = (self.end_name(from), self.end_name(to));
@@ -436,6 +446,17 @@ impl Assembly {
             }
         })?;
         Ok(route.path.components().to_vec())
+    }
+
+    /// Whether an end is a processor, and the route from it ends in its own host's memory at once.
+    pub fn is_own_memory(&self, from: End, route: RouteId) -> bool {
+        let End::Host(host) = from else { return false };
+        let own = |part| {
+            let component = self.topology().component(self.component(part));
+            component.host == Some(host) && component.kind == ComponentKind::Memory
+        };
+        let parts: Vec<PartId> = self.world.parts_of(route).collect();
+        parts.len() == 2 && own(parts[1])
     }
 
     fn no_route(&self, from: End, to: End) -> AssemblyError {

@@ -62,6 +62,8 @@ pub struct FlowShare {
     pub refused: Option<&'static str>,
     /// Bytes per second of its fair share: what the fabric has for it if others take no more than theirs.
     pub fair_bytes_per_second: f64,
+    /// The same in jobs.
+    pub fair_jobs_per_second: f64,
     /// How long a job takes when no other flow is in the rack's way, in nanoseconds.
     pub unloaded_ns: f64,
     /// What keeps it from going faster: a full link by its ends, a memory or device by its name, a
@@ -135,14 +137,16 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         let cached = caches.doubt(world, nth);
         let doubt = uneven(spec, workload).or(shaped).or(doubts[nth]).or(cached);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
+        let bytes = if spec.size == 0 { 0.0 } else { share.rate };
         FlowShare {
             name: spec.name.clone(),
             tenant: spec.tenant.clone(),
             ends: spec.kind.ends().into_iter().map(str::to_owned).collect(),
-            bytes_per_second: doubt.is_none().then_some(share.rate),
-            jobs_per_second: doubt.is_none().then_some(share.rate / spec.size as f64),
+            bytes_per_second: doubt.is_none().then_some(bytes),
+            jobs_per_second: doubt.is_none().then_some(share.rate / unit(spec)),
             refused: doubt,
-            fair_bytes_per_second: share.rate,
+            fair_bytes_per_second: bytes,
+            fair_jobs_per_second: share.rate / unit(spec),
             unloaded_ns: note.unloaded / 1e3,
             bottleneck: match share.bottleneck {
                 Bottleneck::Demand if note.asked => "demand".to_owned(),
@@ -162,6 +166,11 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
     let unvalidated = run.untried(&|direction| shares.utilization[direction.index()]).sentences();
     let notes = run.workload().notes.clone();
     Ok(FlowLevel { hosts: run.hosts(), flows, links: links.collect(), notes, unvalidated })
+}
+
+/// What a job counts for in its flow's share: its bytes, or 1 where it moves none.
+fn unit(spec: &FlowSpec) -> f64 {
+    spec.size.max(1) as f64
 }
 
 /// I/Os of a trace per second, from the first to the last.
@@ -299,7 +308,7 @@ impl Limits {
             let part = if shared(limit) { 1.0 } else { 1.0 / count };
             *totals.entry(self.place(*limit, world)).or_default() += bytes * part;
         }
-        let ppm = |bytes: f64| (bytes / spec.size as f64 * 1e6).round() as u64;
+        let ppm = |bytes: f64| (bytes / unit(spec) * 1e6).round() as u64;
         let uses = totals.iter().map(|(link, bytes)| Use { link: *link, cost_ppm: ppm(*bytes) });
         let (asked, depth) = match spec.arrivals {
             Arrivals::Every(span) | Arrivals::Poisson(span) => (count / span.seconds(), None),
@@ -307,7 +316,7 @@ impl Limits {
             Arrivals::Traced => (spec.trace.as_ref().map_or(f64::INFINITY, mean_rate), None),
         };
         let most = depth.map_or(f64::INFINITY, |jobs| jobs * SECOND / cost.unloaded);
-        let demand = Some((asked.min(most) * spec.size as f64) as u64);
+        let demand = Some((asked.min(most) * unit(spec)) as u64);
         let flow = Flow { uses: uses.collect(), demand, weight: spec.queues.max(1) };
         let at_the_knee = totals.iter().any(|(place, held)| {
             let Limit::Units(unit) = self.all[*place] else { return false };

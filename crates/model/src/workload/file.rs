@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use super::blocks;
 use super::spread::spread;
 use super::traces::{TraceFile, trace_file};
-use super::{FlowKind, FlowSpans, FlowSpec, QueuesIn, Workload, shaping, steps};
+use super::{FlowKind, FlowSpans, FlowSpec, QueuesIn, StepSpec, Workload, shaping, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
@@ -177,11 +177,15 @@ fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
     let size = any.size("size", 1, MOST_BYTES)?;
     let traced = kind == Some("trace");
     let (kind, places) = kind_of(&any, size)?;
+    let counted = size.unwrap_or(match &kind {
+        FlowKind::Steps { steps } => StepSpec::moved_by(steps).min(MOST_BYTES),
+        _ => 4096,
+    });
     let (begin, end) = lifetime(&any)?;
     let own = ["depth", "every", "poisson", "rate"].into_iter().any(|key| any.get(key).is_some());
     let arrivals = match traced && !own {
         true => Arrivals::Traced,
-        false => arrivals(&any, size.unwrap_or(4096))?,
+        false => arrivals(&any, counted)?,
     };
     Ok(FlowSpec {
         tenant: any.text("tenant", "write a name")?.map(|(name, _)| name.to_owned()),
@@ -194,7 +198,7 @@ fn flow(entry: &Named<'_>) -> Parsed<FlowSpec> {
         random: any.truth("random")?.unwrap_or(false),
         span: any.size("span", 1, u64::MAX / 2)?.unwrap_or(64 << 20),
         places: FlowSpans { ends: places, begin: any.place("begin"), end: any.place("end") },
-        ..FlowSpec::new(entry.name, kind, arrivals, size.unwrap_or(4096))
+        ..FlowSpec::new(entry.name, kind, arrivals, counted)
     })
 }
 
@@ -426,6 +430,10 @@ fn arrivals(section: &Section<'_>, size: u64) -> Parsed<Arrivals> {
         return Ok(Arrivals::Poisson(mean));
     }
     if let Some(rate) = section.rate("rate")? {
+        if size == 0 {
+            let allowed = "give `depth`, `every` or `poisson`, or a `size`";
+            return wrong(section.place("rate"), "`rate` is given, and no bytes move", allowed);
+        }
         let ps = u128::from(size) * 1_000_000_000_000 / u128::from(rate);
         return Ok(Arrivals::Every(Time::from_ps(ps.clamp(1, u128::from(LONGEST)) as u64)));
     }

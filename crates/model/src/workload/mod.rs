@@ -94,7 +94,7 @@ pub struct FlowSpec {
     pub tenant: Option<String>,
     /// What its jobs do.
     pub kind: FlowKind,
-    /// Bytes that each job counts for.
+    /// Bytes that each job counts for; 0 for one of steps that move nothing.
     pub size: u64,
     /// How its jobs come, to each of its queues.
     pub arrivals: Arrivals,

@@ -387,10 +387,12 @@ impl Run {
         let seconds = self.measured(spec, queues).unwrap_or(seconds);
         // A flow of which nothing is measured may be there for no time.
         let rate = if bytes == 0 { 0.0 } else { bytes as f64 / seconds };
-        let jobs_per_second = match (&spec.trace, jobs) {
-            (None, _) => rate / spec.size as f64,
-            (Some(_), 0) => 0.0,
-            (Some(_), jobs) => jobs as f64 / seconds,
+        // Of a trace jobs are of several sizes, and of none where nothing moves.
+        let counted = spec.trace.is_some() || spec.size == 0;
+        let jobs_per_second = match (counted, jobs) {
+            (false, _) => rate / spec.size as f64,
+            (true, 0) => 0.0,
+            (true, jobs) => jobs as f64 / seconds,
         };
         // What has ended by itself is exact.
         let ended = queues.iter().all(|queue| world.is_over(*queue));

@@ -90,6 +90,24 @@ impl StepSpec {
         }
     }
 
+    /// Bytes that it moves, those of a copy once; where a number has no room for more, that many.
+    fn moved(&self) -> u64 {
+        match self {
+            StepSpec::Move(moved) => moved.bytes,
+            StepSpec::Each { count, steps, .. } => count.saturating_mul(StepSpec::moved_by(steps)),
+            StepSpec::Hold(_, steps) | StepSpec::Admitted(_, _, steps) => StepSpec::moved_by(steps),
+            StepSpec::Together(lists) => {
+                lists.iter().map(|list| StepSpec::moved_by(list)).fold(0, u64::saturating_add)
+            }
+            StepSpec::Wait(_) | StepSpec::Use(..) => 0,
+        }
+    }
+
+    /// Bytes that steps move in all.
+    pub(super) fn moved_by(steps: &[StepSpec]) -> u64 {
+        steps.iter().map(StepSpec::moved).fold(0, u64::saturating_add)
+    }
+
     pub(super) fn ends(&self) -> &[String] {
         match self {
             StepSpec::Move(moved) => &moved.ends,

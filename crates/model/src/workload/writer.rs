@@ -28,8 +28,8 @@ pub(super) fn misfit(spec: &FlowSpec, nth: usize, error: &AssemblyError) -> Fail
 /// Writes the script of one queue of a flow.
 pub(super) struct Writer<'a> {
     pub(super) run: &'a mut Run,
-    /// Streams of the queue, by end and channel.
-    pub(super) sources: BTreeMap<(End, String), Source>,
+    /// Streams of the queue, by end, whether they lead to CXL memory, and channel.
+    pub(super) sources: BTreeMap<(End, bool, String), Source>,
     pub(super) spec: &'a FlowSpec,
     pub(super) ends: &'a [End],
     pub(super) script: Script,
@@ -53,8 +53,13 @@ impl Writer<'_> {
     }
 
     fn route(&mut self, from: usize, to: usize) -> Result<RouteId, Failed> {
-        let route = self.run.assembly.route(self.ends[from], self.ends[to]);
+        let source = self.ends[from];
+        let route = self.run.assembly.route(source, self.ends[to]);
         let route = route.map_err(|error| misfit(self.spec, to, &error))?;
+        if self.run.assembly.is_own_memory(source, route) {
+            let own = AssemblyError::OwnMemory(self.run.assembly.end_name(source));
+            return Err(misfit(self.spec, to, &own));
+        }
         self.routes.push(route);
         Ok(route)
     }
@@ -170,12 +175,13 @@ impl Writer<'_> {
                 let stream = source.stream;
                 self.message(size, |address, bytes| Step::Read { stream, route, address, bytes });
                 // As of a step that loads. CXL memory is cached, not read into a register.
-                if !matches!(self.ends[1], End::Cxl(_)) {
+                if !self.is_cxl(1) {
                     self.issue(0);
                 }
             }
             FlowKind::Copy { .. } => {
-                let source = self.source(0)?;
+                self.refuse_half_a_copy([0, 1, 2])?;
+                let source = self.source_towards(0, 1)?;
                 let (from, to) = (self.route(0, 1)?, self.route(0, 2)?);
                 self.spend(0, [size; 2]);
                 let (stream, until) = (source.stream, Until::Landed);
@@ -215,13 +221,29 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// The stream of an end's channel, made when it is first asked for.
-    fn channel(&mut self, nth: usize, channel: &str) -> Result<Source, Failed> {
-        let key = (self.ends[nth], channel.to_owned());
+    /// A processor has one stream for CXL memory, and another for all else: its copy uses the same for both its ends.
+    fn refuse_half_a_copy(&self, [by, from, to]: [usize; 3]) -> Result<(), Failed> {
+        if !matches!(self.ends[by], End::Host(_)) || self.is_cxl(from) == self.is_cxl(to) {
+            return Ok(());
+        }
+        let span = self.spec.places.ends.get(to).cloned().unwrap_or(0..0);
+        let what =
+            "a processor's copy between CXL memory and other parts is not modelled".to_owned();
+        let allowed = "write a flow of kind `read` or `write` for each of them".to_owned();
+        Err(Failed::Wrong(Problem { span, what, allowed }))
+    }
+
+    fn is_cxl(&self, nth: usize) -> bool {
+        matches!(self.ends[nth], End::Cxl(_))
+    }
+
+    /// The stream of an end's channel towards another, made when it is first asked for.
+    fn channel(&mut self, nth: usize, to: usize, channel: &str) -> Result<Source, Failed> {
+        let key = (self.ends[nth], self.is_cxl(to), channel.to_owned());
         if let Some(source) = self.sources.get(&key) {
             return Ok(*source);
         }
-        let source = self.source(nth)?;
+        let source = self.source_towards(nth, to)?;
         self.sources.insert(key, source);
         Ok(source)
     }
@@ -300,7 +322,7 @@ impl Writer<'_> {
                 let allowed = "the members of an all-reduce are devices, HOST/DEVICE".to_owned();
                 return Err(Failed::Wrong(Problem { span, what, allowed }));
             }
-            let source = self.channel(nth, "")?;
+            let source = self.channel(nth, (nth + 1) % count, "")?;
             let limits = self.run.metered(self.ends[nth], [0, bytes]);
             hops.push((source.stream, self.route(nth, (nth + 1) % count)?, limits));
         }
@@ -328,7 +350,11 @@ impl Writer<'_> {
 
     fn moves(&mut self, moved: &Move, first: usize) -> Result<(), Failed> {
         let Move { how, at, bytes, channel, until, .. } = moved;
-        let (source, until, bytes, at) = (self.channel(first, channel)?, *until, *bytes, *at);
+        if *how == MoveKind::Copy {
+            self.refuse_half_a_copy([first, first + 1, first + 2])?;
+        }
+        let source = self.channel(first, first + 1, channel)?;
+        let (until, bytes, at, cached) = (*until, *bytes, *at, self.is_cxl(first + 1));
         let (stream, route) = (source.stream, self.route(first, first + 1)?);
         self.spend(
             first,
@@ -346,14 +372,16 @@ impl Writer<'_> {
             MoveKind::Store => {
                 self.issue(first);
                 self.script.push(Step::Write { stream, route, address: at, bytes, until });
-                if until == Until::Landed {
+                if until == Until::Landed && !cached {
                     self.seen(first + 1);
                 }
             }
             MoveKind::Load => {
                 self.issue(first);
                 self.script.push(Step::Read { stream, route, address: at, bytes });
-                self.issue(first);
+                if !cached {
+                    self.issue(first);
+                }
             }
             MoveKind::Copy => {
                 let (source, target, to) = (at, 0, self.route(first, first + 2)?);
@@ -427,7 +455,7 @@ impl Writer<'_> {
         let FlowKind::Ring { descriptor, service, interrupt, queues_in, .. } = &spec.kind else {
             return Ok(());
         };
-        let (driver, device) = (self.channel(0, "")?, self.channel(1, "")?);
+        let (driver, device) = (self.channel(0, 1, "")?, self.channel(1, 0, "")?);
         let (there, back) = (self.route(0, 1)?, self.route(1, 0)?);
         self.issue(0);
         let mut queues = back;

@@ -116,3 +116,43 @@ fn what_cannot_be_is_refused() {
     let joined = tried(&joined, &moves("read", "a", "4 KiB")).unwrap_err();
     assert!(joined.contains("cannot be joined"), "{joined}");
 }
+
+/// A step's load or store of a pool was once made as one of a register: uncached, and with what a processor takes to issue it twice.
+#[test]
+fn steps_reach_cxl_memory_as_flows_do() {
+    let rack = direct(5, 8);
+    for (kind, step) in [("read", "load"), ("read", "read"), ("write", "store"), ("write", "write")]
+    {
+        let one = format!(
+            "[flows.a]\nkind = \"{kind}\"\nfrom = \"a\"\nto = \"pool\"\nsize = \"4 KiB\"\n"
+        );
+        let other = format!(
+            "[flows.a]\nkind = \"steps\"\nsteps = [{{ {step} = \"4 KiB\", from = \"a\", to = \"pool\" }}]\n"
+        );
+        let [flow_took, step_took] =
+            [one, other].map(|workload| flow(&run(&rack, &workload), "a").latency_ns.mean);
+        // A flow has its core's way to the port, whatever it moves.
+        assert!((flow_took - step_took).abs() < 41.0, "{step}: {flow_took} and {step_took}");
+    }
+}
+
+#[test]
+fn a_processor_copies_within_cxl_memory_and_not_between_that_and_something_else() {
+    let rack = direct(5, 8);
+    let copy = |from: &str, to: &str| {
+        format!(
+            "[flows.a]\nkind = \"copy\"\nby = \"a\"\nfrom = \"{from}\"\nto = \"{to}\"\nsize = \"64 KiB\"\n"
+        )
+    };
+    let within = run(&rack, &copy("pool", "pool"));
+    // Both ways of the link at once: what a read alone has.
+    let read = run(&rack, &moves("read", "a", "64 KiB").replace("cores", "a"));
+    assert!(rate(&within, "a") > 0.5 * rate(&read, "a"), "{}", rate(&within, "a"));
+    for (from, to) in [("pool", "a/gpu0"), ("a/gpu0", "pool")] {
+        let said = tried(&rack, &copy(from, to)).unwrap_err();
+        assert!(
+            said.contains("a processor's copy between CXL memory and other parts is not modelled"),
+            "{said}"
+        );
+    }
+}

@@ -12,6 +12,7 @@ mod loads;
 mod media;
 mod messages;
 mod names;
+mod own;
 mod parts;
 mod pictures;
 mod played;

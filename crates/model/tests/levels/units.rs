@@ -20,7 +20,7 @@ fn answers(text: &str) -> (FlowLevel, Results) {
 fn each_gets(text: &str, rate: f64, bottleneck: &str) {
     let (level, results) = answers(text);
     for (flow, result) in level.flows.iter().zip(&results.flows) {
-        let fair = flow.fair_bytes_per_second / 4096.0;
+        let fair = flow.fair_jobs_per_second;
         assert!((fair / rate - 1.0).abs() < 0.01, "{fair} jobs/s are told, not {rate}: {flow:?}");
         let simulated = result.jobs_per_second;
         assert!((simulated / rate - 1.0).abs() < 0.05, "{simulated} are simulated, not {rate}");
@@ -111,7 +111,7 @@ fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
         for (flow, result) in level.flows.iter().zip(&results.flows) {
             // What jobs moved that wait for their drive is no part of those that have ended.
             let jobs = result.jobs as f64;
-            told += flow.fair_bytes_per_second / 4096.0;
+            told += flow.fair_jobs_per_second;
             simulated += jobs / results.seconds;
             if let Some(rate) = flow.jobs_per_second {
                 let off = jobs / results.seconds / rate - 1.0;

@@ -386,7 +386,11 @@ fn show_shares(o: &Output, outcomes: &[VariantOutcome<FlowLevel>]) {
                 flow.name.as_str().into(),
                 flow.bytes_per_second.map_or("not known".to_owned(), rate).into(),
                 flow.jobs_per_second.map_or(String::new(), |jobs| format!("{jobs:.0}")).into(),
-                rate(flow.fair_bytes_per_second).into(),
+                if flow.fair_bytes_per_second > 0.0 {
+                    rate(flow.fair_bytes_per_second).into()
+                } else {
+                    format!("{:.0} jobs/s", flow.fair_jobs_per_second).into()
+                },
                 span(flow.unloaded_ns).into(),
                 flow.hops.to_string().into(),
                 flow.bottleneck.as_str().into(),
