@@ -10,6 +10,7 @@ mod device_lending;
 mod gpus;
 mod lab;
 mod marlin;
+mod mixes;
 mod pcie_bench;
 mod pictures;
 pub mod shaped;
@@ -299,6 +300,7 @@ pub fn rows() -> Vec<Row> {
     rows.extend(accelerator::rows());
     rows.extend(pcie_bench::rows());
     rows.extend(blind::rows());
+    rows.extend(mixes::rows());
     rows.extend(gpus::rows());
     rows
 }

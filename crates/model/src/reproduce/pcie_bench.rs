@@ -10,7 +10,7 @@ use crate::workload::{FlowKind, FlowSpec};
 use super::lab::{Lab, flow};
 use super::{Kind, Row};
 
-const NFP: &str = "host/nfp";
+pub(super) const NFP: &str = "host/nfp";
 /// Bytes of a transaction.
 pub(super) const HOSTS_SIZES: [u64; 6] = [64, 128, 256, 512, 1024, 2048];
 /// A value for each of [`HOSTS_SIZES`].
@@ -39,7 +39,7 @@ const WRITES_V4: Values = [24.269, 42.355, 50.488, 53.013, 53.013, 53.013];
 const WINDOWS: [(u64, f64); 4] = [(256, 27.580), (1024, 14.330), (4096, 10.653), (65536, 9.843)];
 /// Jobs at a time that keep a device's DMA engine at work.
 const DEEP: u32 = 64;
-const SIZE_OF_BUFFERS: u64 = 8 << 10;
+pub(super) const SIZE_OF_BUFFERS: u64 = 8 << 10;
 
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -122,9 +122,9 @@ const FIRMWARE: &str = "two servers of one family differ by 54 ns here; the prof
 pub(super) type Machine = (&'static str, HostTiming);
 
 /// How long each is watched.
-const SPAN: crate::time::Time = crate::time::Time::from_us(500);
+pub(super) const SPAN: crate::time::Time = crate::time::Time::from_us(500);
 
-fn gbps(rate: f64) -> f64 {
+pub(super) fn gbps(rate: f64) -> f64 {
     rate * 8.0 / 1e9
 }
 
@@ -133,7 +133,7 @@ fn lab((testbed, host): &Machine) -> Lab {
 }
 
 /// Reads or writes at random places of the buffer, as many as the engine can do.
-fn transactions(reads: bool, bytes: u64) -> FlowSpec {
+pub(super) fn transactions(reads: bool, bytes: u64) -> FlowSpec {
     let (from, to) = (NFP.to_owned(), "host".to_owned());
     let kind = if reads { FlowKind::Read { from, to } } else { FlowKind::Write { from, to } };
     let random = flow(kind, Arrivals::Depth(DEEP), u64::MAX, bytes);
