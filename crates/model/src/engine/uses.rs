@@ -76,6 +76,23 @@ impl World {
         found
     }
 
+    /// The parts that requests of a class, of a flow's jobs, pass from link to link, in the order of their ways.
+    pub fn crossed_by(&self, flow: FlowId, class: PacketClass) -> Vec<PartId> {
+        let mut found = Vec::new();
+        self.each_step(flow, &mut |step| {
+            let route = match (*step, class) {
+                (Step::Write { route, .. }, PacketClass::Posted)
+                | (Step::Read { route, .. }, PacketClass::NonPosted) => route,
+                (Step::Copy { to, .. }, PacketClass::Posted) => to,
+                (Step::Copy { from, .. }, PacketClass::NonPosted) => from,
+                _ => return,
+            };
+            let hops = self.hops[self.routes[route.0 as usize].hops()].iter();
+            found.extend(hops.filter(|hop| hop.from_link_to_link).map(|hop| PartId(hop.part)));
+        });
+        found
+    }
+
     /// The parts whose IOMMUs translate the addresses of a flow's jobs, each with the page tables where it looks them up.
     pub fn translated_by(&self, flow: FlowId) -> BTreeSet<(PartId, u64)> {
         let mut routes = BTreeSet::new();

@@ -6,7 +6,9 @@
 
 use super::scripts::Run;
 use super::{FlowKind, FlowSpec};
-use crate::engine::{Arrivals, DirectionId, FlowId, PacketClass, PartId, RequesterId, RouteId};
+use crate::engine::{
+    Arrivals, DirectionId, FlowId, PacketClass, PartId, RequesterId, RouteId, Used,
+};
 
 /// The directions of a flow's packets, and their classes.
 type Packets = [(DirectionId, PacketClass)];
@@ -42,7 +44,7 @@ impl Run {
         of: (&[FlowId], &[RouteId]),
         (rate, asked): (f64, Option<f64>),
     ) -> String {
-        let (queues, routes) = of;
+        let (queues, _) = of;
         if asked.is_some_and(|asked| rate >= 0.95 * asked) {
             return "demand".to_owned();
         }
@@ -58,8 +60,8 @@ impl Run {
         if let Some((name, ..)) = limits.iter().find(|(.., held)| *held >= AWAITED) {
             return name.clone();
         }
-        let full = self.full(spec, routes, &directions, limits);
-        full.or_else(|| self.awaited(spec, routes, &packets))
+        let full = self.full(spec, of, &directions, limits);
+        full.or_else(|| self.awaited(spec, queues, &packets))
             .unwrap_or_else(|| "latency".to_owned())
     }
 
@@ -67,14 +69,16 @@ impl Run {
         routes.iter().flat_map(|route| self.assembly.world.parts_of(*route)).collect()
     }
 
-    /// The requesters of a flow's devices, with their names.
-    fn requesters<'s>(&self, spec: &'s FlowSpec) -> Vec<(&'s str, RequesterId)> {
+    /// The requesters of a flow's devices that make packets for it, with their names.
+    fn requesters<'s>(&self, spec: &'s FlowSpec, queues: &[FlowId]) -> Vec<(&'s str, RequesterId)> {
+        let world = &self.assembly.world;
+        let used = queues.first().map(|queue| world.used_by(*queue)).unwrap_or_default();
         let ends = spec.kind.ends().into_iter();
         let found = ends.filter_map(|name| {
             let end = self.assembly.end(name).ok()?;
             Some((name, self.assembly.requester(end)?))
         });
-        found.collect()
+        found.filter(|(_, of)| used.contains(&Used::Requester(of.index() as u32))).collect()
     }
 
     fn link(&self, direction: DirectionId) -> String {
@@ -86,7 +90,7 @@ impl Run {
     fn full(
         &self,
         spec: &FlowSpec,
-        routes: &[RouteId],
+        (queues, routes): (&[FlowId], &[RouteId]),
         directions: &[DirectionId],
         limits: Vec<(String, f64, f64)>,
     ) -> Option<String> {
@@ -103,7 +107,7 @@ impl Run {
             let name = format!("{}: memory bandwidth", self.assembly.name(target));
             found.push((world.served_share(target).iter().sum(), name));
         }
-        for (name, requester) in self.requesters(spec) {
+        for (name, requester) in self.requesters(spec, queues) {
             let engine = world.engine_share(requester).unwrap_or(0.0);
             found.push((engine, format!("{name}: engine")));
             found.push((world.paced_share(requester), format!("{name}: packet rate")));
@@ -121,10 +125,12 @@ impl Run {
     }
 
     /// What was waited for most of the time; what makes others wait before those.
-    fn awaited(&self, spec: &FlowSpec, routes: &[RouteId], packets: &Packets) -> Option<String> {
+    fn awaited(&self, spec: &FlowSpec, queues: &[FlowId], packets: &Packets) -> Option<String> {
         let world = &self.assembly.world;
-        let mut parts = self.parts(routes).into_iter();
-        if let Some(root) = parts.find(|part| world.tracked_share(*part) >= AWAITED) {
+        // Reads alone take trackers and tags.
+        let crossed = queues.first().map(|queue| world.crossed_by(*queue, PacketClass::NonPosted));
+        let mut roots = crossed.into_iter().flatten();
+        if let Some(root) = roots.find(|part| world.tracked_share(*part) >= AWAITED) {
             return Some(format!("{}: split reads", self.assembly.name(root)));
         }
         let writes = packets.iter().filter(|(_, class)| *class == PacketClass::Posted);
@@ -146,7 +152,10 @@ impl Run {
         if let Some((direction, class)) = packets.iter().find(waits) {
             return Some(format!("{}: {} credits", self.link(*direction), named(*class)));
         }
-        let requesters = self.requesters(spec);
+        if !packets.iter().any(|(_, class)| *class == PacketClass::NonPosted) {
+            return None;
+        }
+        let requesters = self.requesters(spec, queues);
         let tags = requesters.iter().find(|(_, at)| world.starved_share(*at) >= AWAITED);
         tags.map(|(name, _)| format!("{name}: tags"))
     }

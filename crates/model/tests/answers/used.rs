@@ -1,6 +1,6 @@
 //! A flow is held up by what its packets use: by no direction of a link, and no class of packets, that others use alone.
 
-use crate::lab::{flow, link, run};
+use crate::lab::{flow, link, run, two_hosts};
 
 fn rack(more: &str) -> String {
     let rack = "name = \"one\"\n[hosts.near]\niommu = false\nmemory = \"64 GiB\"\n\
@@ -53,4 +53,34 @@ fn steps_wait_for_what_any_of_them_uses() {
     let steps = "[flows.it]\nkind = \"steps\"\nsize = \"64 B\"\nsteps = [{ together = [[{ write = \"64 B\", from = \
                  \"near/gpu0\", to = \"near\" }], [{ read = \"64 B\", from = \"near/gpu0\", to = \"near\" }]] }]\n";
     assert_eq!(named(&rack(""), &(steps.to_owned() + &others("read")))[0], "near/root to top");
+}
+
+/// A write was once said to wait for the trackers of a root on its way, which reads alone take.
+#[test]
+fn writes_do_not_wait_for_the_trackers_of_others_reads() {
+    let few = two_hosts(false)
+        + "[hosts.far.devices.gpu1]\nkind = \"gpu\"\n[timing.root]\nsplit = \"64 B\"\ntrackers = 4\n";
+    let it = "[flows.it]\nkind = \"write\"\nfrom = \"far\"\nto = \"near/gpu0\"\nsize = \"64 B\"\n";
+    let reads = "[flows.others]\nkind = \"read\"\nfrom = \"far/gpu1\"\nto = \"near/gpu0\"\nsize = \"64 KiB\"\ndepth = 8\n";
+    let named = named(&few, &(it.to_owned() + reads));
+    assert_eq!(named[0], "latency");
+    assert!(named[1].ends_with("split reads"), "{}", named[1]);
+}
+
+/// So it was with tags of the device that writes, and with those, the engine and the packet rate of the one that is written to.
+#[test]
+fn a_flow_waits_for_no_tags_but_those_of_its_own_reads() {
+    let one = rack("[timing.parts.\"near/gpu0\"]\ntags = 1\n");
+    let own = named(&one, &(lone("write") + &others("read").replace("gpu1", "gpu0")));
+    assert_eq!(own, ["latency", "near/gpu0: tags"]);
+    let into = |kind: &str| {
+        lone(kind).replace("near/gpu0", "near/gpu1").replace("\"near\"", "\"near/gpu0\"")
+    };
+    for kind in ["write", "read"] {
+        let named = named(&one, &(into(kind) + &others("read").replace("gpu1", "gpu0")));
+        assert_eq!(named, ["latency", "near/gpu0: tags"], "{kind}");
+    }
+    let slow = rack("[timing.parts.\"near/gpu0\"]\nengine = \"1 GB/s\"\n");
+    let named = named(&slow, &(into("write") + &others("write").replace("gpu1", "gpu0")));
+    assert_eq!(named, ["latency", "near/gpu0: engine"]);
 }
