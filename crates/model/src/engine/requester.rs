@@ -90,6 +90,10 @@ pub(super) struct PacketRequester {
 struct Stream {
     reads: VecDeque<u32>,
     writes: VecDeque<u32>,
+    /// Whether its last packet was a write.
+    wrote: bool,
+    /// Writes that their jobs do not wait for: what such a job asks for next must not pass them.
+    unawaited: u32,
     /// Whether it is among the turns.
     listed: bool,
 }
@@ -129,6 +133,12 @@ pub(super) struct Op {
     /// The job that waits for it, or [`NONE`].
     job: u32,
     until: Until,
+}
+
+impl Op {
+    fn is_unawaited(&self) -> bool {
+        self.write && self.until != Until::Landed
+    }
 }
 
 /// Whose an operation is: its flow, the job that waits for it or [`NONE`], and till when.
@@ -272,6 +282,7 @@ impl World {
         let op = &self.ops[id];
         let (requester, stream) = (op.requester, op.stream);
         let queues = &mut self.requesters[requester as usize].streams[stream as usize];
+        queues.unawaited += u32::from(op.is_unawaited());
         if op.write { &mut queues.writes } else { &mut queues.reads }.push_back(id);
         self.list(requester, stream);
     }
@@ -331,7 +342,10 @@ impl World {
             if here.tags == 0 && !queues.reads.is_empty() {
                 here.starved_since = here.starved_since.min(now);
             }
-            if let Some(id) = write.or(read) {
+            // Jobs' reads and writes take turns; but what a copy has read leaves its buffer before it reads more.
+            let turns = queues.wrote && queues.unawaited == 0;
+            let reads = turns && read.is_some_and(|id| self.ops[id].feeds == NONE);
+            if let Some(id) = if reads { read } else { write.or(read) } {
                 if nth > 0 {
                     here.turns.remove(nth);
                     here.turns.push_front(stream);
@@ -368,6 +382,7 @@ impl World {
         op.address += bytes;
         op.available -= if op.write { bytes } else { 0 };
         let done = op.left == 0;
+        let passed = done && op.is_unawaited();
         // Not the whole: a copy would wait for what was written just now.
         let Op { write, stream, route, until, job, .. } = *op;
         here.moved += if self.now >= self.measured_from { bytes } else { 0 };
@@ -384,8 +399,10 @@ impl World {
                 here.turns.rotate_left(1);
             }
         }
+        let queues = &mut here.streams[stream as usize];
+        queues.wrote = write;
+        queues.unawaited -= u32::from(passed);
         if done {
-            let queues = &mut here.streams[stream as usize];
             if write { &mut queues.writes } else { &mut queues.reads }.pop_front();
         }
         let owner = if write {

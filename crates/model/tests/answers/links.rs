@@ -116,3 +116,25 @@ fn no_flow_of_a_device_starves_another() {
     let [one, other] = ["b", "c"].map(|name| rate(&results, name));
     assert!(other > one / 4.0, "{one} {other}");
 }
+
+/// A stream that had writes once sent none of its reads: half of what the same reads and writes got as two flows.
+#[test]
+fn reads_and_writes_of_one_stream_take_turns() {
+    let rack = two_hosts(false) + "[timing.device]\nwrite_gap = \"20 ns\"\n";
+    let (read, write) = (
+        "{ read = \"64 B\", from = \"near/gpu0\", to = \"near\" }",
+        "{ write = \"64 B\", from = \"near/gpu0\", to = \"near\" }",
+    );
+    let most = 64.0 / 20e-9;
+    for steps in [format!("{read}, {write}"), format!("{write}, {read}")] {
+        for depth in [64, 256] {
+            let workload = format!(
+                "duration = \"200 us\"\n[flows.a]\nkind = \"steps\"\nsize = \"64 B\"\ndepth = {depth}\nsteps = [{steps}]\n"
+            );
+            let results = run(&rack, &workload);
+            let found = rate(&results, "a");
+            assert!(found > 0.95 * most, "{steps}, {depth}: {found} of {most}");
+            assert_eq!(flow(&results, "a").bottleneck, "near/gpu0: packet rate");
+        }
+    }
+}
