@@ -85,6 +85,11 @@ pub(super) fn doubts(
         if sizes[group] > 1 && (taken[group] >= most || own[group] >= TAKEN) {
             return Some("reads wait for round trips that others make longer; simulate it");
         }
+        // The queues of what is filling make jobs longer, and with them the distance of those that follow.
+        let waits = shares.flows[nth].bottleneck == Bottleneck::Demand;
+        if sizes[group] > 1 && jobs[nth].closed && waits && busiest[group] >= FILLING {
+            return Some("its jobs wait for each other, and others make them longer; simulate it");
+        }
         if jobs[nth].closed && crowded[nth] >= TAKEN || jobs[nth].at_the_knee {
             return Some("its jobs wait for units that others use; simulate it");
         }
