@@ -50,8 +50,7 @@ impl MemoryHandle {
     /// pages the kernel answers for. `number` tells the device from others of its kind. A handle of this kind is
     /// made by whoever holds the device, and never comes from a peer.
     pub fn of_device(file: impl Into<OwnedFd>, number: u64, offset: u64) -> MemoryHandle {
-        // No file system has this number.
-        let object = ObjectKey(u64::MAX, number);
+        let object = ObjectKey(DEVICES, number);
         MemoryHandle { file: Arc::new(file.into()), object, offset, device: true }
     }
 
@@ -109,6 +108,14 @@ impl LentMemory for MemoryHandle {
     fn offset(&self) -> u64 {
         self.offset
     }
+}
+
+/// In the place of a file system's number, which no file system has: devices that this process holds.
+const DEVICES: u64 = u64::MAX;
+
+/// Whether an object is the memory of a [device](MemoryHandle::of_device) that this process holds.
+pub(crate) fn is_of_device(object: ObjectKey) -> bool {
+    object.0 == DEVICES
 }
 
 /// Whether VFIO gives a function by this file. The kernel names it; a file of anybody else has a path, which begins with a

@@ -24,6 +24,7 @@ use crate::function::{
 };
 use crate::interrupts::{InterruptLoans, Interrupts, LoanChange, WiringError};
 use crate::operations::Operations;
+use crate::polled::WatchedRegisters;
 use crate::user::UserWatch;
 
 /// Where an endpoint has its time from.
@@ -109,6 +110,12 @@ pub struct Endpoint {
     about: Span,
     /// It was saved: what it was goes on elsewhere, and here nothing happens any more.
     ended: bool,
+    /// The registers that its user has as memory, while it is saved: the model looks at them no more.
+    released: Option<WatchedRegisters>,
+    /// The BAR with the registers that were given as memory last.
+    polled_bar: u8,
+    /// The memory of a device that a state is to be restored with.
+    given: Option<MemoryHandle>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -143,6 +150,9 @@ impl Endpoint {
             lending: Lending::alone(),
             about: Span::none(),
             ended: false,
+            released: None,
+            polled_bar: 0,
+            given: None,
         }
     }
 

@@ -13,7 +13,7 @@ use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, ResourceHandle}
 
 use crate::interrupts::Interrupts;
 use crate::operations::Operations;
-use crate::polled::NotPolled;
+use crate::polled::{NotPolled, WatchedRegisters};
 use crate::state::{ModelState, RestoreError, SaveError};
 use crate::user::UserWatch;
 
@@ -320,6 +320,22 @@ pub trait Function: Send {
 
     /// The registers in memory are looked at no more, and read all ones: for their user the device is gone.
     fn retire_registers(&mut self) {}
+
+    /// Looks no more at the registers that were given as memory, which stay as they are: what is known of them. Nothing
+    /// where none were given. Comes after a [save](Function::save).
+    fn release_registers(&mut self) -> Option<WatchedRegisters> {
+        None
+    }
+
+    /// Looks at registers that were [released](Function::release_registers), by this function or the one in another process
+    /// whose state was [restored](Function::restore).
+    ///
+    /// # Errors
+    /// [`NotPolled`] when they are none of this function's.
+    fn watch_registers(&mut self, registers: WatchedRegisters) -> Result<(), NotPolled> {
+        drop(registers);
+        Err(NotPolled::Class)
+    }
 
     /// On return no DMA of the function is in flight: what uses memory of the host has finished,
     /// and slices kept from [`Bus::dma`] are dropped or will be resolved again. Work that uses none

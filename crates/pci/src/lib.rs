@@ -36,5 +36,5 @@ pub use function::{
 };
 pub use interrupts::{Interrupts, Mode};
 pub use operations::Operations;
-pub use polled::{NotPolled, PolledRegisters, WatchedRegisters};
+pub use polled::{NotPolled, PolledRegisters, WatchedRegisters, WatchedState};
 pub use state::{FunctionState, ModelState, RestoreError, SaveError, Saved};

@@ -27,6 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{RegionError, SharedMemory};
+use serde::{Deserialize, Serialize};
 
 use crate::function::Work;
 
@@ -56,6 +57,9 @@ pub enum NotPolled {
     /// A descriptor could not be obtained.
     #[error("a descriptor for the registers' memory: {0}")]
     Descriptor(#[from] std::io::Error),
+    /// What another process knew of them is of other registers.
+    #[error("what is known of the registers' words is of other registers")]
+    State,
 }
 
 /// Registers in memory that a driver has mapped.
@@ -157,6 +161,38 @@ impl WatchedRegisters {
         Ok(WatchedRegisters { registers, seen, mark, again: LookAgain::after_work(now_ns) })
     }
 
+    /// Goes on at `now_ns` with the registers in `file`, which another process [looked at](WatchedRegisters::state) before:
+    /// what their driver has stored since then is news.
+    ///
+    /// # Errors
+    /// As [`PolledRegisters::adopt`], and [`NotPolled::State`] when the state names words that they do not have.
+    pub fn resume(
+        file: OwnedFd,
+        state: &WatchedState,
+        now_ns: u64,
+    ) -> Result<WatchedRegisters, NotPolled> {
+        let registers = PolledRegisters::adopt(file, state.length)?;
+        let mut seen = vec![0; registers.0.len() / 4];
+        for (word, value) in &state.seen {
+            let slot = usize::try_from(*word).ok().and_then(|word| seen.get_mut(word));
+            *slot.ok_or(NotPolled::State)? = *value;
+        }
+        let (mark, again) = (state.mark, LookAgain::after_work(now_ns));
+        Ok(WatchedRegisters { registers, seen, mark, again })
+    }
+
+    /// What is known of each word, for a process that goes on with the registers. Their memory goes along beside it.
+    pub fn state(&self) -> WatchedState {
+        let words = (0u32..).zip(&self.seen).filter(|(_, seen)| **seen != 0);
+        let seen = words.map(|(word, seen)| (word, *seen)).collect();
+        WatchedState { length: self.registers.0.len() as u64, mark: self.mark, seen }
+    }
+
+    /// Whether these are registers of `length` bytes with the word at `mark` that no driver fills with ones.
+    pub fn are(&self, length: u64, mark: u64) -> bool {
+        self.registers.0.len() as u64 == length && self.mark == mark
+    }
+
     /// The memory, as its driver has it.
     pub fn registers(&self) -> &PolledRegisters {
         &self.registers
@@ -210,6 +246,25 @@ impl WatchedRegisters {
             Work::Watch(limit) => Work::Watch(limit.min(wait)),
             Work::Asleep(Some(at)) => Work::Watch(at.saturating_sub(now_ns).min(wait)),
         }
+    }
+}
+
+/// What a model knows of registers that it looks at, beside their memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WatchedState {
+    /// Bytes of the registers.
+    length: u64,
+    /// Offset of the word in which no driver stores all ones.
+    mark: u64,
+    /// The words that were not zero when they were last looked at: their numbers and values.
+    seen: Vec<(u32, u32)>,
+}
+
+impl WatchedState {
+    /// Bytes of the registers.
+    pub fn length(&self) -> u64 {
+        self.length
     }
 }
 
@@ -301,6 +356,32 @@ mod tests {
         watched.show(0x20, 0);
         watched.tell(0x28, 3);
         assert_eq!([0x20, 0x28].map(|at| driver.load(at)), [0, 3]);
+    }
+
+    #[test]
+    fn registers_that_another_process_looked_at_have_what_was_stored_since_then_as_news() {
+        let mut first = WatchedRegisters::new(8192, 0x20, 0).unwrap();
+        let (file, length) = first.registers().descriptor().unwrap();
+        let driver = PolledRegisters::adopt(file, length).unwrap();
+        driver.store(0x20, 1);
+        driver.store(0x1000, 5);
+        assert_eq!((first.news(0x20), first.news(0x1000)), (Some(1), Some(5)));
+        let written = serde_json::to_string(&first.state()).unwrap();
+        // As programs of this version wrote it.
+        assert_eq!(written, r#"{"length":8192,"mark":32,"seen":[[8,1],[1024,5]]}"#);
+        let state: WatchedState = serde_json::from_str(&written).unwrap();
+        driver.store(0x1000, 6);
+        driver.store(0x1004, 7);
+        let (file, _) = first.registers().descriptor().unwrap();
+        let mut next = WatchedRegisters::resume(file, &state, 0).unwrap();
+        assert!(next.are(8192, 0x20) && !next.are(4096, 0x20) && !next.are(8192, 0x24));
+        assert_eq!([0x20, 0x1000, 0x1004].map(|at| next.news(at)), [None, Some(6), Some(7)]);
+        // Words that are not there, and memory of another length.
+        let file = || first.registers().descriptor().unwrap().0;
+        let beyond = WatchedState { seen: vec![(2048, 1)], ..state.clone() };
+        assert!(matches!(WatchedRegisters::resume(file(), &beyond, 0), Err(NotPolled::State)));
+        let longer = WatchedState { length: 16384, ..state };
+        assert!(matches!(WatchedRegisters::resume(file(), &longer, 0), Err(NotPolled::Memory(_))));
     }
 
     #[test]

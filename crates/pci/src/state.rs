@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::engine::EngineStopped;
 use crate::interrupts::WiringError;
+use crate::polled::{NotPolled, WatchedState};
 
 /// The version of everything that this crate writes. The model's own state has another.
 pub const VERSION: u32 = 1;
@@ -35,11 +36,9 @@ pub enum SaveError {
     /// It was saved before.
     #[error("the function was saved already and continues in another process")]
     Ended,
-    /// Its user has its registers mapped.
-    #[error(
-        "the function's user has its registers mapped, which another process cannot go on with; return it first"
-    )]
-    Polled,
+    /// The registers that its user has as memory cannot be passed on.
+    #[error("the function's registers in memory: {0}")]
+    Registers(#[from] NotPolled),
     /// Its user's memory was taken away.
     #[error("the function's memory was taken away from it; there is nothing to go on with")]
     Revoked,
@@ -100,6 +99,9 @@ pub enum RestoreError {
     /// An interrupt could not be wired.
     #[error("the state's interrupts: {0}")]
     Interrupts(#[from] WiringError),
+    /// Its registers in memory could not be gone on with.
+    #[error("the state's registers in memory: {0}")]
+    Registers(#[from] NotPolled),
 }
 
 /// The state of a device model, as its class writes it.
@@ -165,6 +167,10 @@ pub(crate) struct MappingState {
     pub write: bool,
     /// Descriptor and offset; none where there is no memory behind it.
     pub memory: Option<(u32, u64)>,
+    /// The memory is a device's, which whoever goes on [gives](crate::Endpoint::give_memory). Programs that know no such
+    /// functions continue with others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device: bool,
 }
 
 /// A window to a BAR of another function.
@@ -177,6 +183,16 @@ pub(crate) struct WindowState {
     pub bar: u8,
     /// Bytes from the beginning of the BAR.
     pub offset: u64,
+}
+
+/// Registers that the function's user has as memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RegistersState {
+    pub bar: u8,
+    /// The descriptor of the memory.
+    pub memory: u32,
+    pub watched: WatchedState,
 }
 
 /// Levels, bits and wires of a function's interrupts.
@@ -207,6 +223,9 @@ pub struct FunctionState {
     /// Programs that know no windows continue with a function that has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) windows: Vec<WindowState>,
+    /// Programs that know none continue with a function whose registers are mapped by nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) registers: Option<RegistersState>,
     /// The descriptor of the right to continue from it.
     pub(crate) claim: u32,
     /// How many descriptors belong to it.
@@ -332,8 +351,10 @@ impl<'d> MappingSaver<'d> {
     }
 
     fn mapping(&mut self, mapping: DmaMapping<'_>) -> Result<MappingState, SaveError> {
+        let device = mapping.behind.is_of_device();
         let memory = match mapping.behind {
             Behind::Nothing => None,
+            _ if device => None,
             Behind::NotKept(..) => return Err(SaveError::TooManyFiles(KEPT_FILES)),
             Behind::Kept(file, _, offset) => {
                 let known = self.numbers.iter().find(|(known, _)| *known == Arc::as_ptr(file));
@@ -349,7 +370,8 @@ impl<'d> MappingSaver<'d> {
                 Some((number, *offset))
             }
         };
-        Ok(MappingState::new((mapping.iova, mapping.length), mapping.access, memory))
+        let state = MappingState::new((mapping.iova, mapping.length), mapping.access, memory);
+        Ok(MappingState { device, ..state })
     }
 }
 
@@ -357,7 +379,7 @@ impl MappingState {
     /// A range, its first address and length, with the number of its memory's descriptor and where it begins there.
     pub fn new((iova, length): (u64, u64), access: Access, memory: Option<(u32, u64)>) -> Self {
         let (read, write) = (access.contains(Access::READ), access.contains(Access::WRITE));
-        MappingState { iova, length, read, write, memory }
+        MappingState { iova, length, read, write, memory, device: false }
     }
 
     pub fn access(&self) -> Access {

@@ -446,10 +446,15 @@ impl<M: Medium> Function for Front<M> {
         }
     }
 
+    fn release_registers(&mut self) -> Option<WatchedRegisters> {
+        self.polled.take()
+    }
+
+    fn watch_registers(&mut self, registers: WatchedRegisters) -> Result<(), NotPolled> {
+        self.watch(registers)
+    }
+
     fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        if self.polled.is_some() {
-            return Err(SaveError::Polled);
-        }
         self.take_state(bus)
     }
 

@@ -59,6 +59,18 @@ impl<M: Medium> Front<M> {
         Ok(given)
     }
 
+    /// Looks at registers again that were released, here or in another process.
+    pub(super) fn watch(&mut self, registers: WatchedRegisters) -> Result<(), NotPolled> {
+        if self.medium.serves_elsewhere() {
+            return Err(NotPolled::Elsewhere);
+        }
+        if !registers.are(BAR_SIZE, reg::CONTROL) {
+            return Err(NotPolled::State);
+        }
+        self.polled = Some(registers);
+        Ok(())
+    }
+
     /// Shows registers as they are, whatever is in the memory.
     fn show(&mut self, registers: impl Iterator<Item = u64>) {
         for at in registers {

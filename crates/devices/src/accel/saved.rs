@@ -52,6 +52,9 @@ struct FrontState<S, W> {
     shadow: u64,
     /// The shadow doorbells say that it sleeps.
     asleep: bool,
+    /// All doorbells are in its registers in memory. Programs that know no such functions continue with others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    doorbells_in_registers: bool,
     queues: Vec<QueuePair>,
     /// In the order in which they were read.
     under_way: Vec<UnderWay<W>>,
@@ -121,6 +124,7 @@ impl<M: Medium> Front<M> {
             running: self.running,
             shadow: self.shadow,
             asleep: self.told_asleep,
+            doorbells_in_registers: self.doorbells_in_registers,
             queues: self.queues.clone(),
             under_way: under_way.collect(),
             medium,
@@ -177,6 +181,7 @@ impl<M: Medium> Front<M> {
         }
         self.medium.restore(bus, &saved.medium).map_err(invalid)?;
         (self.running, self.shadow, self.told_asleep) = (saved.running, saved.shadow, saved.asleep);
+        self.doorbells_in_registers = saved.doorbells_in_registers;
         self.queues = queues;
         for (under_way, (descriptor, plan)) in saved.under_way.iter().zip(checked) {
             let queue = under_way.queue;

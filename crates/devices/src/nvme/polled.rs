@@ -60,6 +60,19 @@ impl Polled {
         Ok(polled)
     }
 
+    /// Memory of `length` bytes that another process of the controller's had, or that was released here.
+    pub fn again(registers: WatchedRegisters, length: u64) -> Result<Polled, NotPolled> {
+        match registers.are(length, offset::CC) {
+            true => Ok(Polled(registers)),
+            false => Err(NotPolled::State),
+        }
+    }
+
+    /// What is known of the memory, which is looked at no more.
+    pub fn release(self) -> WatchedRegisters {
+        self.0
+    }
+
     /// Shows what registers hold that were written by message, or reset.
     pub fn show(&mut self, registers: &NvmeRegisters) {
         for at in (0..REGISTERS_END).step_by(4).filter(|at| !MASKS.contains(at)) {

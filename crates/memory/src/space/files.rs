@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use rackbus_fabric::{LentMemory, ObjectKey};
 
-use crate::handle::MemoryHandle;
+use crate::handle::{MemoryHandle, is_of_device};
 
 /// Files that are kept for a function.
 pub const KEPT_FILES: usize = 64;
@@ -29,6 +29,14 @@ pub enum Behind {
 }
 
 impl Behind {
+    /// Whether it is a device's memory, whose file is none of a memory's.
+    pub fn is_of_device(&self) -> bool {
+        match self {
+            Behind::Nothing => false,
+            Behind::Kept(_, object, _) | Behind::NotKept(object, _) => is_of_device(*object),
+        }
+    }
+
     /// Whether it is `memory`.
     pub(super) fn is(&self, memory: Option<&MemoryHandle>) -> bool {
         let memory = memory.map(|memory| (memory.object(), memory.offset()));

@@ -3,14 +3,19 @@
 use std::os::fd::OwnedFd;
 
 use rackbus_fabric::BarPlace;
+use rackbus_memory::MemoryHandle;
 
 use super::Endpoint;
 use crate::function::Bus;
 use crate::interrupts::WiringError;
 use crate::state::{
-    Claim, Descriptors, FunctionState, MappingSaver, RestoreError, SaveError, Saved, VERSION,
-    WindowState, sparse,
+    Claim, Descriptors, FunctionState, InterruptState, MappingSaver, RegistersState, RestoreError,
+    SaveError, Saved, VERSION, WindowState, sparse,
 };
+
+fn not_given() -> RestoreError {
+    RestoreError::Invalid("memory of a device that is not there".to_owned())
+}
 
 impl Endpoint {
     /// The whole function as a value, to continue with elsewhere: what is under way is part of it. From
@@ -35,9 +40,11 @@ impl Endpoint {
         let (mappings, windows) = (saver.mappings(&self.dma)?, saver.windows(&self.dma)?);
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
         let (model, medium) = self.function.save(&bus)?;
-        // Last: the model may have raised some just now.
-        let interrupts =
-            self.irq.save(&mut descriptors).inspect_err(|_| self.function.take_back())?;
+        let rest = self.save_rest(&mut descriptors).inspect_err(|_| {
+            self.function.take_back();
+            self.reclaim_registers();
+        });
+        let (registers, interrupts) = rest?;
         self.ended = true;
         let state = FunctionState {
             version: VERSION,
@@ -46,11 +53,21 @@ impl Endpoint {
             interrupts,
             mappings,
             windows,
+            registers,
             claim: 0,
             descriptors: u32::try_from(descriptors.len()).unwrap_or(u32::MAX),
             model,
         };
         Ok(Saved { state, descriptors, medium })
+    }
+
+    /// What is saved after the model, which may have raised interrupts just now.
+    fn save_rest(
+        &mut self,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Result<(Option<RegistersState>, InterruptState), SaveError> {
+        let registers = self.release_registers(descriptors)?;
+        Ok((registers, self.irq.save(descriptors)?))
     }
 
     /// Whether what is under way with the medium has ended, after a [save](Endpoint::save).
@@ -67,6 +84,7 @@ impl Endpoint {
         Claim::take(descriptors.take(saved.state.claim)?)?;
         self.ended = false;
         self.function.take_back();
+        self.reclaim_registers();
         Ok(())
     }
 
@@ -99,6 +117,12 @@ impl Endpoint {
         restored
     }
 
+    /// The function [goes on](Endpoint::restore) with this memory of a device, in the place of that in which its user's memory
+    /// was reached by the process before.
+    pub fn give_memory(&mut self, memory: MemoryHandle) {
+        self.given = Some(memory);
+    }
+
     fn try_restore(
         &mut self,
         state: &FunctionState,
@@ -108,6 +132,7 @@ impl Endpoint {
         for mapping in &state.mappings {
             let memory = match mapping.memory {
                 Some((number, offset)) => Some(descriptors.memory(number, offset)?),
+                None if mapping.device => Some(self.given.take().ok_or_else(not_given)?),
                 None => None,
             };
             let mapped = self.map(mapping.iova, mapping.length, mapping.access(), memory);
@@ -136,6 +161,10 @@ impl Endpoint {
         self.hold_interrupts(loans);
         self.apply_config();
         let bus = Bus { dma: &self.dma, irq: &self.irq, user: &self.user, now_ns: self.now_ns };
-        self.function.restore(&bus, &state.model)
+        self.function.restore(&bus, &state.model)?;
+        match &state.registers {
+            Some(registers) => self.restore_registers(registers, &mut descriptors),
+            None => Ok(()),
+        }
     }
 }

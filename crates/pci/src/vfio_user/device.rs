@@ -54,9 +54,11 @@ impl From<WiringError> for RequestRefused {
 impl From<NotPolled> for RequestRefused {
     fn from(error: NotPolled) -> Self {
         let errno = match &error {
-            NotPolled::Class | NotPolled::Barrier | NotPolled::Bar(_) | NotPolled::Elsewhere => {
-                Errno::NOTSUP
-            }
+            NotPolled::Class
+            | NotPolled::Barrier
+            | NotPolled::Bar(_)
+            | NotPolled::Elsewhere
+            | NotPolled::State => Errno::NOTSUP,
             NotPolled::Memory(_) => Errno::NOMEM,
             NotPolled::Descriptor(_) => Errno::MFILE,
         };
@@ -405,6 +407,11 @@ impl EngineDevice {
         }
     }
 
+    /// The user has the registers of a BAR as so many bytes of memory.
+    pub(super) fn share_registers(&self, bar: u8, length: u64) -> Result<(), LoanError> {
+        self.bars.as_ref().map_or(Ok(()), |bars| bars.share_registers(bar, length))
+    }
+
     /// The engine behind it.
     pub fn engine(&self) -> &EngineHandle {
         &self.engine
@@ -487,9 +494,7 @@ impl ServedDevice for EngineDevice {
 
     fn registers(&self, bar: u8) -> Result<(OwnedFd, u64), RequestRefused> {
         let (file, length) = self.engine.call(move |endpoint| endpoint.poll_registers(bar))??;
-        if let Some(bars) = &self.bars {
-            bars.share_registers(bar, length)?;
-        }
+        self.share_registers(bar, length)?;
         Ok((file, length))
     }
 

@@ -86,6 +86,7 @@ impl PassthroughSession {
             interrupts: InterruptState { wires, intx, ..InterruptState::default() },
             mappings,
             windows,
+            registers: None,
             claim: 0,
             descriptors: u32::try_from(descriptors.len()).unwrap_or(u32::MAX),
             model: self.model,

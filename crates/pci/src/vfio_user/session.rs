@@ -230,6 +230,13 @@ impl EngineDevice {
         engine.call(move |endpoint| endpoint.restore(&state.function, descriptors))?
     }
 
+    /// The user has what it had of the function's registers as memory.
+    fn share_again(&self, function: &FunctionState) -> Result<(), RestoreError> {
+        let Some(registers) = &function.registers else { return Ok(()) };
+        let shared = self.share_registers(registers.bar, registers.watched.length());
+        shared.map_err(|error| RestoreError::Device(error.to_string()))
+    }
+
     /// Goes on with a session: `engine` runs a new model, which takes the state of the old one, and the
     /// user lends by `lending` what it had lent, over its `stream` as in
     /// [`session_of`](EngineDevice::session_of). [`serve_until`] takes the conversation up again with what this returns. As of a
@@ -249,6 +256,7 @@ impl EngineDevice {
         let device = EngineDevice::new(engine.clone());
         let session = device.and_then(|device| device.session_of(lending, stream));
         let session = session.map_err(|error| RestoreError::Device(error.to_string()))?;
+        session.share_again(&function)?;
         engine.call(move |endpoint| endpoint.restore(&function, descriptors))??;
         Ok((session, conversation))
     }

@@ -64,7 +64,7 @@ fn encrypt(id: u16, key: u16, output: u64, stages: [Operation; 2]) -> Descriptor
 }
 
 /// The function on other engines, from what would be written down.
-fn elsewhere(
+pub fn elsewhere(
     state: &[u8],
     saved: (Vec<std::os::fd::OwnedFd>, Vec<std::os::fd::OwnedFd>),
 ) -> Result<Endpoint, RestoreError> {

@@ -6,13 +6,14 @@ use std::sync::atomic::{Ordering, fence};
 use rackbus_memory::{AsHandle, Carried, CarriedSession, Handles};
 use rackbus_pci::{
     Bus, Function, FunctionInfo, Health, MediumOffer, MediumRefused, ModelState, NotPolled,
-    Operations, ResetKind, RestoreError, SaveError, Work,
+    Operations, ResetKind, RestoreError, SaveError, WatchedRegisters, Work,
 };
 use rackbus_spec::nvme::registers::DOORBELLS;
 
 use super::{BAR_SIZE, Nvme};
 use crate::nvme::buffer::MemoryBuffer;
 use crate::nvme::medium::{CLASS, DrivePort};
+use crate::nvme::polled::Polled;
 use crate::nvme::registers::RegisterEffect;
 use crate::nvme::state::ControllerState;
 use crate::nvme::{buffer, persistent};
@@ -210,10 +211,22 @@ impl Function for Nvme {
         }
     }
 
-    fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
-        if self.polled.is_some() {
-            return Err(SaveError::Polled);
+    fn release_registers(&mut self) -> Option<WatchedRegisters> {
+        self.polled.take().map(Polled::release)
+    }
+
+    fn watch_registers(&mut self, registers: WatchedRegisters) -> Result<(), NotPolled> {
+        if self.region.is_some() {
+            return Err(NotPolled::Barrier);
         }
+        if self.port.is_some() {
+            return Err(NotPolled::Elsewhere);
+        }
+        self.polled = Some(Polled::again(registers, BAR_SIZE)?);
+        Ok(())
+    }
+
+    fn save(&mut self, bus: &Bus<'_>) -> Result<(ModelState, Vec<OwnedFd>), SaveError> {
         self.take_state(bus)
     }
 

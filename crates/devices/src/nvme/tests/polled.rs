@@ -1,9 +1,15 @@
 //! Registers as memory: a driver that only loads and stores, and one that stores anything.
 
 use proptest::prelude::*;
-use rackbus_pci::{NotPolled, PolledRegisters, SaveError, Work};
+use rackbus_pci::{NotPolled, PolledRegisters, Work};
 use rackbus_spec::nvme::registers::{Cmbmsc, SHN_NORMAL, SHST_COMPLETE};
 
+use std::sync::{Arc, Mutex};
+
+use rackbus_pci::{FunctionState, RestoreError};
+
+use super::background::{BackgroundControl, slow_drive};
+use super::succession::finish;
 use super::*;
 
 /// A host whose drive has its registers in memory, not enabled yet.
@@ -140,7 +146,6 @@ fn a_former_user_finds_a_device_that_was_pulled_out() {
     host.enable();
     host.create_pair(1, ENTRIES);
     write_and_read(&mut host, 0, 1);
-    assert!(matches!(host.endpoint.save(), Err(SaveError::Polled)));
     let former = host.registers.take().unwrap();
     host.endpoint.scrub();
     assert_eq!((former.load(reg::CSTS), former.load(reg::CC)), (u32::MAX, u32::MAX));
@@ -154,6 +159,82 @@ fn a_former_user_finds_a_device_that_was_pulled_out() {
     next.create_pair(1, ENTRIES);
     former.store(reg::sq_tail_doorbell(1, DOORBELL_STRIDE), 5);
     write_and_read(&mut next, 0, 2);
+}
+
+/// A drive whose medium waits to be told, its registers in memory, with a write under way.
+fn busy() -> (TestHost, Arc<Mutex<BackgroundControl>>, u64, u16) {
+    let (nvme, control) = slow_drive();
+    let mut host = with_registers(TestHost::around(nvme));
+    host.enable();
+    host.create_pair(1, ENTRIES);
+    let page = host.pages(1);
+    host.poke(page, &[7; 4096]);
+    let write = host.submit(1, transfer(IoOpcode::Write, 3, 512, page));
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 1);
+    (host, control, page, write)
+}
+
+#[test]
+fn a_driver_that_only_loads_and_stores_notices_nothing_when_another_process_goes_on() {
+    let (mut host, control, page, write) = busy();
+    let saved = host.endpoint.save().unwrap();
+    // Its doorbell is stored while nobody looks.
+    let read = host.submit(1, transfer(IoOpcode::Read, 3, 512, page));
+    host.poll();
+    let (next, medium) = slow_drive();
+    medium.lock().unwrap().data = control.lock().unwrap().data.clone();
+    let state = FunctionState::from_bytes(&saved.state.to_bytes().unwrap()).unwrap();
+    let mut next = Endpoint::new(Box::new(next));
+    next.restore(&state, saved.descriptors).unwrap();
+    // The life before ends, and what its driver has mapped is not taken away by that.
+    drop(std::mem::replace(&mut host.endpoint, next));
+    assert!(host.csts().rdy());
+    finish(&mut host, &medium);
+    let ended = [host.take_completion(1).unwrap(), host.take_completion(1).unwrap()];
+    assert_eq!(ended.map(|cqe| cqe.status()), [Status::SUCCESS; 2]);
+    let mut cids = ended.map(|cqe| cqe.cid);
+    cids.sort_unstable();
+    assert_eq!(cids, [write, read]);
+    assert_eq!(host.take_completion(1), None);
+    // A reset is stored as before, and is told.
+    host.write4(reg::CC, 0);
+    host.poll();
+    assert!(!host.csts().rdy());
+}
+
+#[test]
+fn registers_of_a_drive_that_is_taken_back_are_looked_at_again() {
+    let (mut host, control, page, _) = busy();
+    let saved = host.endpoint.save().unwrap();
+    let read = host.submit(1, transfer(IoOpcode::Read, 3, 512, page));
+    host.poll();
+    assert_eq!(control.lock().unwrap().held.len(), 1, "it is looked at while it is saved");
+    host.endpoint.take_back(saved).unwrap();
+    finish(&mut host, &control);
+    assert!(std::iter::from_fn(|| host.take_completion(1)).any(|cqe| cqe.cid == read));
+    // Whoever loses it meanwhile finds a device that was pulled out.
+    let saved = host.endpoint.save().unwrap();
+    let registers = host.registers.take().unwrap();
+    host.endpoint.retire_registers();
+    assert_eq!(registers.load(reg::CSTS), u32::MAX);
+    host.endpoint.take_back(saved).unwrap();
+    host.endpoint.poll(host.now);
+    assert_eq!(registers.load(reg::CSTS), u32::MAX);
+}
+
+/// The memory of another function, or of one whose registers are elsewhere.
+#[test]
+fn registers_that_are_not_the_drives_are_not_gone_on_with() {
+    let (mut host, ..) = busy();
+    let saved = host.endpoint.save().unwrap();
+    let mut value: serde_json::Value =
+        serde_json::from_slice(&saved.state.to_bytes().unwrap()).unwrap();
+    value["registers"]["watched"]["mark"] = 0x1c.into();
+    let state = FunctionState::from_bytes(&serde_json::to_vec(&value).unwrap()).unwrap();
+    let mut next = Endpoint::new(Box::new(slow_drive().0));
+    let refused = next.restore(&state, saved.descriptors).unwrap_err();
+    assert!(matches!(refused, RestoreError::Registers(NotPolled::State)), "{refused}");
 }
 
 #[test]
