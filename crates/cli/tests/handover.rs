@@ -3,17 +3,22 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{DeviceState, Lease, LeaseStage};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::{Drive, DriveOptions};
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_pci::PolledRegisters;
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{Client, LocalFunction, serve_function};
+use rackbus_spec::nvme::registers;
 use rackbus_spec::vfio_user::region;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -415,4 +420,105 @@ fn a_node_is_not_restarted_while_processes_share_memory() {
         assert!(Instant::now() < deadline, "the session stays{}", rack.logs());
     }
     drop(Session::open(&place).expect("its socket is served"));
+}
+
+/// A driver of a drive that only loads and stores: its registers are memory, and so are the admin queues and what is asked for.
+struct Stores {
+    registers: PolledRegisters,
+    memory: SharedMemory,
+    asked: u32,
+    _client: Client,
+}
+
+impl Stores {
+    const AT: u64 = 0x10_0000;
+    const ENTRIES: u32 = 16;
+    const READY: u32 = 1;
+
+    fn open(lease: &Lease) -> Stores {
+        let client = Client::connect(socket(lease), PATIENCE).unwrap();
+        let memory = SharedMemory::create("driver", 0x3000).unwrap();
+        let both = Access::READ | Access::WRITE;
+        client.dma_map(Stores::AT, 0x3000, both, Some((memory.as_fd(), 0))).unwrap();
+        client.write(region::CONFIG, 4, &6u16.to_le_bytes()).unwrap();
+        let (file, length) = client.registers(0).unwrap();
+        let registers = PolledRegisters::adopt(file, length).unwrap();
+        Stores { registers, memory, asked: 0, _client: client }
+    }
+
+    fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < PATIENCE, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn enable(&mut self, on: bool) {
+        if on {
+            let size = Stores::ENTRIES - 1;
+            self.registers.store(registers::AQA, size << 16 | size);
+            self.registers.store_pair(registers::ASQ, Stores::AT);
+            self.registers.store_pair(registers::ACQ, Stores::AT + 0x1000);
+            self.memory.whole().fill(0);
+            self.asked = 0;
+        }
+        // Entries of 64 and of 16 bytes.
+        self.registers.store(registers::CC, 4 << 20 | 6 << 16 | u32::from(on));
+        let ready = || self.registers.load(registers::CSTS) & Stores::READY == u32::from(on);
+        self.until("it is not enabled, or not disabled", ready);
+    }
+
+    /// Has it identify itself: its vendor, by a command whose doorbell is stored `between` its being put into the queue and
+    /// the look for its completion.
+    fn vendor(&mut self, between: impl FnOnce()) -> u16 {
+        let (at, turn) = (self.asked % Stores::ENTRIES, self.asked / Stores::ENTRIES);
+        let mut command = [0u32; 16];
+        (command[0], command[10]) = (self.asked << 16 | 6, 1);
+        command[6] = Stores::AT as u32 + 0x2000;
+        self.memory.whole().write_obj(64 * at as usize, &command);
+        self.asked += 1;
+        let stride = self.registers.load(registers::CAP + 4) & 0xf;
+        let doorbells = [registers::sq_tail_doorbell, registers::cq_head_doorbell];
+        let [tail, head] = doorbells.map(|of| of(0, stride as u8));
+        self.registers.store(tail, self.asked % Stores::ENTRIES);
+        between();
+        let completion = 0x1000 + 16 * at as usize;
+        let word = || self.memory.whole().load_u32(completion + 12, Ordering::Acquire).unwrap();
+        self.until("a command does not end", || word() >> 16 & 1 == 1 - turn % 2);
+        assert_eq!(
+            word(),
+            (1 - turn % 2) << 16 | (self.asked - 1),
+            "another command's, or an error"
+        );
+        self.registers.store(head, self.asked % Stores::ENTRIES);
+        self.memory.whole().read_obj(0x2000).unwrap()
+    }
+}
+
+/// The registers stay the same memory, whoever looks at them, and what is stored meanwhile is looked at.
+#[test]
+fn a_driver_that_only_loads_and_stores_notices_nothing_either() {
+    let rack = Rack::up(RACK);
+    for isolation in ["shared", "strict"] {
+        let ask = ["borrow", "alpha/nvme0", "--for", "beta", "--isolation", isolation];
+        let lease: Lease = serde_json::from_value(rack.json(&ask)).unwrap();
+        let mut driver = Stores::open(&lease);
+        driver.enable(true);
+        let vendor = driver.vendor(|| ());
+        for host in ["alpha", "beta", "alpha", "beta"] {
+            assert_eq!(driver.vendor(|| drop(restart(&rack, host))), vendor, "{isolation}");
+            for _ in 0..2 * Stores::ENTRIES {
+                assert_eq!(driver.vendor(|| ()), vendor, "{isolation}");
+            }
+        }
+        driver.enable(false);
+        driver.enable(true);
+        assert_eq!(driver.vendor(|| ()), vendor);
+        // For whoever has it when the lease ends, the device is gone.
+        assert!(rack.give_back(&lease).returned);
+        let ones = || driver.registers.load(registers::CSTS) == u32::MAX;
+        driver.until("the registers of a device that is gone", ones);
+        rack.wait_device(&lease.function, DeviceState::Offered);
+    }
 }

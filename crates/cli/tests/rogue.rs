@@ -155,7 +155,7 @@ fn against_a_node(
         let service = match inventor.random.below(4) {
             0 => Purpose::Function { device, lease, epoch },
             1 => Purpose::Medium { device, lease, epoch, lanes },
-            2 => Purpose::Window { device, lease, epoch },
+            2 => Purpose::Window { device, lease, epoch, held: inventor.random.below(2) == 0 },
             _ => Purpose::Segments,
         };
         let is_of_a_lease = service != Purpose::Segments;

@@ -86,7 +86,7 @@ pub enum Purpose {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         lanes: Vec<String>,
     },
-    /// To go on with a medium's session whose connection is lost: what the front has received follows.
+    /// To go on with a session whose connection is lost, of a medium or of a function in a window: what was received follows.
     Resume {
         /// The device's name on the lender, `nvme0`.
         device: String,
@@ -108,6 +108,10 @@ pub enum Purpose {
         lease: u64,
         /// The lease's fencing epoch.
         epoch: u64,
+        /// Whether the connecting host goes on by other connections when this one is lost, where the answer
+        /// [has a session](InWindow::session).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        held: bool,
     },
     /// To use segments and interrupts of the host: a packet socket follows, and the conversation
     /// goes on there.

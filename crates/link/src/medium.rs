@@ -41,12 +41,16 @@ impl OfferedMedium {
 }
 
 /// Where a lent function is in the window that its borrower has onto the lender, through their NTB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InWindow {
     /// Offset of its control area, in bytes.
     pub offset: u64,
     /// The epoch in that area.
     pub epoch: u64,
+    /// How the borrower goes on by other connections; nothing is said by them. `None` where the conversation has the one
+    /// that it began with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<MediumSession>,
 }
 
 impl InWindow {

@@ -1,7 +1,7 @@
 //! A descriptor that rings, between threads or processes: an eventfd. One that a peer made is a
 //! [`PeerEvent`](crate::PeerEvent).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -16,6 +16,15 @@ impl Event {
     /// When the process has no descriptors left.
     pub fn new() -> std::io::Result<Event> {
         Ok(Event(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// One that another process [made](Event::new) and passed on.
+    ///
+    /// # Errors
+    /// When it is no eventfd.
+    pub fn adopt(fd: OwnedFd) -> std::io::Result<Event> {
+        check_eventfd(fd.as_fd())?;
+        Ok(Event(fd))
     }
 
     /// Rings. Returns false when the descriptor does not take it (closed pipe, full counter: a
@@ -47,6 +56,15 @@ impl Event {
     pub fn wait(&self, timeout_ns: Option<u64>) -> bool {
         Event::wait_any(&[self.as_fd()], timeout_ns);
         self.drain()
+    }
+}
+
+/// Refuses what is no eventfd: the kernel names the file.
+pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> std::io::Result<()> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    match name.as_os_str() == "anon_inode:[eventfd]" {
+        true => Ok(()),
+        false => Err(std::io::Error::other(format!("{} is not an eventfd", name.display()))),
     }
 }
 

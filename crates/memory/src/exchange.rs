@@ -243,6 +243,20 @@ impl Exchange {
         Ok(Exchange(End::Carried(CarriedEnd::new(name, carried, layout)?)))
     }
 
+    /// The same for a session of which another process had the end, in which no message was ever sent: it goes on by the
+    /// session's next connection, and nothing but the [session](CarriedSession::save) has to be passed on for it.
+    ///
+    /// # Errors
+    /// [`ExchangeError`].
+    pub fn carried_again(
+        name: &str,
+        session: CarriedSession,
+        side: SessionSide,
+        layout: ExchangeLayout,
+    ) -> Result<Exchange, ExchangeError> {
+        Ok(Exchange(End::Carried(CarriedEnd::waiting(name, session, side, layout)?)))
+    }
+
     /// What another process needs to continue with this end, between two messages of this side. Dropping
     /// this end then ends nothing. The session of one that is carried is passed on
     /// [by itself](CarriedSession::save).

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::event::Event;
+use crate::event::{Event, check_eventfd};
 use crate::window::WindowEvent;
 
 /// Completions that the context keeps; nobody reads them, they are thrown away in batches.
@@ -44,10 +44,7 @@ impl PeerEvent {
             Ok(event) => return Ok(PeerEvent(Kind::Window(event))),
             Err(fd) => fd,
         };
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        if name.as_os_str() != "anon_inode:[eventfd]" {
-            return Err(std::io::Error::other(format!("{} is not an eventfd", name.display())));
-        }
+        check_eventfd(fd.as_fd())?;
         Ok(PeerEvent(Kind::Eventfd(fd)))
     }
 

@@ -8,12 +8,13 @@ use rackbus_fabric::{FunctionInterrupt, Loan};
 use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{InterruptIndex, RangeTarget, VfioDevice};
+use rackbus_vfio::{Facts, InterruptIndex, RangeTarget, VfioDevice};
 
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::ntb::Ntb;
 use crate::requests::DEVICE_CONTROL_BITS;
+use crate::saved::{MachineDescriptors, MachineState, SavedDevice, impossible};
 use crate::window::{BAR_64, BAR_PREFETCH, PAGE};
 
 /// Behind this offset of an entry of the MSI-X table is its mask.
@@ -53,6 +54,15 @@ pub(crate) trait WindowDevice: Send + Sync {
 
     /// Rings when it may be of no more use.
     fn alarm(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Does nothing by itself for its borrower, or goes on with what came meanwhile: another process may go on with it.
+    fn pause(&self, _on: bool) {}
+
+    /// As another process goes on with it, beside what the class of a model saves.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    fn save(&self) -> std::io::Result<SavedDevice>;
 }
 
 /// A BAR as memory.
@@ -122,7 +132,7 @@ pub(crate) struct PhysicalDevice {
     /// Rings when the kernel wants the device back, or it reported an error that it cannot correct.
     given_up: Event,
     /// Enables MSI-X in the device; nothing rings it, as the table is the borrower's.
-    _vector: Event,
+    vector: Event,
     /// The borrower's memory: what the IOMMU lets its DMA through to.
     _memory: Loan<Option<MemoryHandle>>,
     /// Its BARs, which the borrower's processors reach through the window, and its interrupts, which it stores through the
@@ -147,9 +157,7 @@ impl PhysicalDevice {
                 "it has no reset of its own, and a reset of its bus would take other functions with it",
             ));
         }
-        let Range { start, end } = ntb.plan().memory;
-        let both = Access::READ | Access::WRITE;
-        let memory = lending.lend(start, end - start, both, Some(ntb.memory()?))?;
+        let memory = lend_memory(ntb, lending)?;
         // Reset before anybody has it, and its memory on from here to the end.
         device.reset()?;
         device.enable_memory()?;
@@ -158,11 +166,7 @@ impl PhysicalDevice {
         let image = image::of(&config).ok_or_else(|| not_lendable(address, "it is a bridge"))?;
         let (bars, mut registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
         let (table, nth) = table_of(&address.to_string(), &image, &bars)?;
-        let loans = bars.iter().map(|bar| lending.share_bar(bar.number, (0, bar.size)));
-        // What a message says is the borrower's to write, so each of its vectors may ring from the beginning.
-        let vectors = (0..table.entries).map(FunctionInterrupt::Vector);
-        let loans = loans.chain(vectors.map(|vector| lending.lend_interrupt(vector)));
-        let loans = loans.collect::<Result<Vec<_>, _>>()?;
+        let loans = lend_bars(&bars, table, lending)?;
         let registers = registers.swap_remove(nth);
         let (given_up, vector) = (event()?, event()?);
         device.wire(InterruptIndex::Msix, 0, &[Some(vector.as_fd())])?;
@@ -174,13 +178,54 @@ impl PhysicalDevice {
             table: (registers, table),
             device_control: image.writable.device_control,
             given_up,
-            _vector: vector,
+            vector,
             _memory: memory,
             _loans: loans,
             device,
         };
         device.mask_all();
         Ok(ReadyDevice { device: Box::new(device), image, bars })
+    }
+
+    /// Goes on with a function that another process had lent through an NTB, by its file in the NTB's container. Nothing about
+    /// it changes.
+    ///
+    /// # Errors
+    /// When the file is not that of the function with these facts, which is the one that the state is of, or it is not lent
+    /// here.
+    pub fn again(
+        facts: Facts,
+        ntb: &Ntb,
+        lending: &Lending,
+        (state, descriptors): (&MachineState, MachineDescriptors),
+    ) -> Result<PhysicalDevice, MetalError> {
+        let MachineDescriptors { function, given_up, vector } = descriptors;
+        if facts.address != state.address {
+            return Err(impossible("which function of the machine was lent"));
+        }
+        let device = VfioDevice::inherited(ntb.container(), facts, function)?;
+        let memory = lend_memory(ntb, lending)?;
+        let mut config = vec![0; PAGE.min(device.region(region::CONFIG).size as usize)];
+        device.read(region::CONFIG, 0, &mut config)?;
+        let image =
+            image::of(&config).ok_or_else(|| not_lendable(device.address(), "it is a bridge"))?;
+        let (bars, mut registers): (Vec<BarMap>, Vec<_>) = map_bars(&device)?.into_iter().unzip();
+        let (table, nth) = table_of(&device.address().to_string(), &image, &bars)?;
+        if table != state.table {
+            return Err(impossible("where the MSI-X table of a function is"));
+        }
+        let loans = lend_bars(&bars, table, lending)?;
+        let failed = |cause| MetalError::System { what: "an event that was passed on", cause };
+        let adopt = |event| Event::adopt(event).map_err(failed);
+        Ok(PhysicalDevice {
+            table: (registers.swap_remove(nth), table),
+            device_control: image.writable.device_control,
+            given_up: adopt(given_up)?,
+            vector: adopt(vector)?,
+            _memory: memory,
+            _loans: loans,
+            device,
+        })
     }
 
     /// Masks every entry of the MSI-X table, which is the borrower's from then on.
@@ -191,6 +236,26 @@ impl PhysicalDevice {
             registers.write(at, 1);
         }
     }
+}
+
+/// Lends a device the borrower's memory, which it reaches through the NTB.
+fn lend_memory(ntb: &Ntb, lending: &Lending) -> Result<Loan<Option<MemoryHandle>>, MetalError> {
+    let Range { start, end } = ntb.plan().memory;
+    let both = Access::READ | Access::WRITE;
+    Ok(lending.lend(start, end - start, both, Some(ntb.memory()?))?)
+}
+
+/// Lends the borrower the BARs of a device, and the device the borrower's interrupts.
+fn lend_bars(
+    bars: &[BarMap],
+    table: MsixTable,
+    lending: &Lending,
+) -> Result<Vec<Loan>, MetalError> {
+    let loans = bars.iter().map(|bar| lending.share_bar(bar.number, (0, bar.size)));
+    // What a message says is the borrower's to write, so each of its vectors may ring from the beginning.
+    let vectors = (0..table.entries).map(FunctionInterrupt::Vector);
+    let loans = loans.chain(vectors.map(|vector| lending.lend_interrupt(vector)));
+    Ok(loans.collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Maps the BARs of a device; those of I/O ports are not lent.
@@ -251,5 +316,17 @@ impl WindowDevice for PhysicalDevice {
 
     fn alarm(&self) -> Option<BorrowedFd<'_>> {
         Some(self.given_up.as_fd())
+    }
+
+    /// Nothing of it stops.
+    fn save(&self) -> std::io::Result<SavedDevice> {
+        let state = MachineState { address: self.device.address(), table: self.table.1 };
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let descriptors = MachineDescriptors {
+            function: copy(self.device.as_fd())?,
+            given_up: copy(self.given_up.as_fd())?,
+            vector: copy(self.vector.as_fd())?,
+        };
+        Ok(SavedDevice::Machine(state, descriptors))
     }
 }

@@ -64,6 +64,9 @@ pub enum MetalError {
         "the NTB's window has no room for the BARs of {0}: lend fewer devices, or give the NTB a larger window"
     )]
     NoRoom(String),
+    /// What another process passed on cannot be gone on with.
+    #[error("a window that another process passed on: {0}")]
+    Passed(String),
     /// The NTB is not the kernel module's.
     #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
     NotBound {

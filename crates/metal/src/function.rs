@@ -1,7 +1,6 @@
 //! A function that is lent through an NTB: its control area, what its borrower asks for, and its end.
 
-use std::any::Any;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -14,6 +13,8 @@ use crate::error::MetalError;
 use crate::lender::{BEAT, LentStatus, locked};
 use crate::ntb::{DOORBELL, Ntb};
 use crate::requests::{FunctionRequest, RequestRing, Writable};
+use crate::room::LoanPlace;
+use crate::saved::{LoanState, SavedLoan, impossible};
 use crate::window::{ControlArea, DIRECT, FunctionStatus, Offer, RING_ENTRIES, WindowBar};
 
 /// Mappings in the IOMMU domain, until this is dropped.
@@ -37,6 +38,18 @@ impl Mappings {
     }
 }
 
+/// What is mapped for a borrower: dropped, it is not mapped any more.
+pub(crate) trait LentRanges: Send {
+    /// First address and length of each range.
+    fn ranges(&self) -> Vec<(u64, u64)>;
+}
+
+impl LentRanges for Mappings {
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        self.ranges.clone()
+    }
+}
+
 impl Drop for Mappings {
     fn drop(&mut self) {
         for (iova, bytes) in self.ranges.drain(..) {
@@ -56,7 +69,7 @@ pub(crate) struct ControlledFunction {
     area: ControlArea,
     /// What is mapped for the borrower, while it is lent: dropped, it is not mapped any more. Who changes the device for
     /// the borrower holds this; nothing is changed after the end.
-    mappings: Mutex<Option<Box<dyn Any + Send>>>,
+    mappings: Mutex<Option<Box<dyn LentRanges>>>,
     requests: Mutex<RequestRing>,
     /// Offset of its control area in the borrower's window 1.
     control: u64,
@@ -68,6 +81,8 @@ pub(crate) struct ControlledFunction {
     refused: AtomicU32,
     resets: AtomicU64,
     trouble: Mutex<Option<String>>,
+    /// Nothing is done for the borrower: another process may go on. Looked at while `requests` is held.
+    paused: AtomicBool,
     /// It is being taken away, or was.
     ended: AtomicBool,
     /// Rings when there may be something to do.
@@ -112,15 +127,85 @@ impl ControlledFunction {
             doorbell: DOORBELL,
             bars: shown,
         };
-        let lent = (device, Box::new(mappings) as Box<dyn Any + Send>, area);
+        let lent = (device, Box::new(mappings) as Box<dyn LentRanges>, area);
         let function = ControlledFunction::assemble(lent, image.writable, (control, epoch), lost)?;
         function.area.publish(&offer, &image.bytes);
         Ok(function)
     }
 
+    /// Goes on with a function that another process had lent, by its control area. `device` goes on with what that one was.
+    ///
+    /// # Errors
+    /// When the area is none, or was taken from the borrower.
+    pub fn again(
+        ntb: &Ntb,
+        device: Box<dyn WindowDevice>,
+        (state, area): (&LoanState, [OwnedFd; 2]),
+        lost: OnTakenAway,
+    ) -> Result<ControlledFunction, MetalError> {
+        let area = ControlArea::adopt(area)?;
+        let epoch = state.requests.epoch();
+        if !area.is_ready(epoch) {
+            return Err(impossible("a function that was taken from its borrower meanwhile"));
+        }
+        let (container, ranges) = (ntb.container().clone(), state.ranges.clone());
+        let mappings = Box::new(Mappings { container, ranges }) as Box<dyn LentRanges>;
+        let (lent, places) = ((device, mappings, area), (state.place.control, epoch));
+        let function = ControlledFunction::assemble(lent, state.requests.writable(), places, lost)?;
+        *locked(&function.requests) = state.requests.clone();
+        function.released.store(state.released, Ordering::Relaxed);
+        function.carried_out.store(state.carried_out, Ordering::Relaxed);
+        function.resets.store(state.resets, Ordering::Relaxed);
+        Ok(function)
+    }
+
+    /// Does nothing for the borrower, and loses nothing of what it asks for, or goes on with that. What is being done for it is
+    /// waited for.
+    pub fn pause(&self, on: bool) {
+        // Before the lock, which is not fair: who carries requests out is not to go on with the next one.
+        self.paused.store(on, Ordering::Release);
+        drop(locked(&self.requests));
+        self.device.pause(on);
+        self.wake();
+    }
+
+    /// As another process goes on with it at its place, while it is [paused](ControlledFunction::pause); nothing of one that
+    /// is being taken away.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn save(&self, place: &LoanPlace) -> std::io::Result<Option<SavedLoan>> {
+        let requests = locked(&self.requests);
+        let mappings = locked(&self.mappings);
+        let Some(mapped) = mappings.as_ref().filter(|_| !self.ended.load(Ordering::Acquire)) else {
+            return Ok(None);
+        };
+        let device = self.device.save()?;
+        let released = self.released.load(Ordering::Relaxed);
+        let counts = [&self.carried_out, &self.resets].map(|count| count.load(Ordering::Relaxed));
+        let counts = (released, counts[0], counts[1]);
+        let (place, ranges) = (place.clone(), mapped.ranges());
+        let state = |device| LoanState::new(place, ranges, requests.clone(), counts, device);
+        Ok(Some(SavedLoan::new(state, self.area.descriptors()?, device)))
+    }
+
+    /// The part of its control area that has the heartbeat, for a process that goes on with it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn shown(&self) -> std::io::Result<OwnedFd> {
+        let [shown, _] = self.area.descriptors()?;
+        Ok(shown)
+    }
+
+    /// What is mapped for its borrower: first address and length of each range.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        locked(&self.mappings).as_ref().map(|mapped| mapped.ranges()).unwrap_or_default()
+    }
+
     /// A device, what is mapped of it, and its area, in which nothing is shown yet.
     fn assemble(
-        (device, mappings, area): (Box<dyn WindowDevice>, Box<dyn Any + Send>, ControlArea),
+        (device, mappings, area): (Box<dyn WindowDevice>, Box<dyn LentRanges>, ControlArea),
         writable: Writable,
         (control, epoch): (u64, u64),
         lost: OnTakenAway,
@@ -137,6 +222,7 @@ impl ControlledFunction {
             refused: AtomicU32::new(0),
             resets: AtomicU64::new(0),
             trouble: Mutex::new(None),
+            paused: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             wake: event()?,
             device,
@@ -213,6 +299,9 @@ impl ControlledFunction {
         // Who takes it away may wait for these locks, which are not fair: it is not to wait for a borrower's next requests.
         if mappings.is_none() || self.ended.load(Ordering::Acquire) {
             return ServeOutcome::Ended;
+        }
+        if self.paused.load(Ordering::Acquire) {
+            return ServeOutcome::All;
         }
         let producer = self.area.producer();
         let next = requests.next(producer, |number| self.area.entry(number));
@@ -310,138 +399,4 @@ enum ServeOutcome {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::BorrowedFd;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::window::{CONSUMER, ENTRIES, PRODUCER};
-
-    const EPOCH: u64 = 7;
-    const RESET: Duration = Duration::from_millis(20);
-
-    /// A device whose resets take their time, how many it was asked for, and how many until its end began.
-    struct SlowDevice {
-        resets: Arc<AtomicU64>,
-        at_end: Arc<AtomicU64>,
-        broken: Arc<AtomicBool>,
-    }
-
-    impl WindowDevice for SlowDevice {
-        fn name(&self) -> String {
-            "slow".to_owned()
-        }
-
-        fn cut(&self) -> bool {
-            self.at_end.store(self.resets.load(Ordering::Relaxed), Ordering::Relaxed);
-            false
-        }
-
-        fn set_master(&self, _on: bool) -> Result<(), MetalError> {
-            Ok(())
-        }
-
-        fn set_device_control(&self, _bits: u16) -> Result<(), MetalError> {
-            Ok(())
-        }
-
-        fn reset(&self) -> Result<(), MetalError> {
-            self.resets.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(RESET);
-            Ok(())
-        }
-
-        fn trouble(&self) -> Option<&'static str> {
-            self.broken.load(Ordering::Relaxed).then_some("it is broken")
-        }
-
-        fn alarm(&self) -> Option<BorrowedFd<'_>> {
-            None
-        }
-    }
-
-    /// A lent device whose borrower keeps its ring full of resets, until `stop`.
-    struct Flooded {
-        function: Arc<ControlledFunction>,
-        resets: Arc<AtomicU64>,
-        at_end: Arc<AtomicU64>,
-        broken: Arc<AtomicBool>,
-        stop: Arc<AtomicBool>,
-        threads: Vec<std::thread::JoinHandle<()>>,
-    }
-
-    fn flooded() -> Flooded {
-        let (resets, broken) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let at_end = Arc::<AtomicU64>::default();
-        let device =
-            SlowDevice { resets: resets.clone(), at_end: at_end.clone(), broken: broken.clone() };
-        let lent = (Box::new(device) as _, Box::new(()) as _, ControlArea::new().unwrap());
-        let writable = Writable { msix_control: 0, device_control: 0 };
-        let lost = Box::new(|_: &str| ());
-        let function = ControlledFunction::assemble(lent, writable, (0, EPOCH), lost).unwrap();
-        let function = Arc::new(function);
-        let stop = Arc::<AtomicBool>::default();
-        let (borrower, stopped) = (function.clone(), stop.clone());
-        let flood = move || {
-            let [_, (_, ring, _)] = borrower.area.parts();
-            let ring = ring.whole();
-            let mut producer = 0u32;
-            while !stopped.load(Ordering::Relaxed) {
-                let consumer = ring.load_u32(CONSUMER, Ordering::Acquire).unwrap();
-                while producer.wrapping_sub(consumer) < RING_ENTRIES {
-                    let at = ENTRIES + 16 * (producer % RING_ENTRIES) as usize;
-                    ring.write_obj(at, &[producer, 2, 0, EPOCH as u32]);
-                    producer += 1;
-                }
-                ring.store_u32(PRODUCER, producer, Ordering::Release);
-                std::thread::yield_now();
-            }
-        };
-        let serving = function.clone();
-        let threads = vec![std::thread::spawn(flood), std::thread::spawn(move || serving.serve())];
-        Flooded { function, resets, at_end, broken, stop, threads }
-    }
-
-    impl Flooded {
-        fn until_served(&self) {
-            let begun = Instant::now();
-            while self.resets.load(Ordering::Relaxed) < 3 {
-                assert!(begun.elapsed() < Duration::from_secs(20), "nothing is served");
-                std::thread::yield_now();
-            }
-        }
-
-        /// Stops both threads, and says how often the device was reset.
-        fn stop(self) -> u64 {
-            self.function.end();
-            self.stop.store(true, Ordering::Relaxed);
-            self.threads.into_iter().for_each(|thread| thread.join().unwrap());
-            self.resets.load(Ordering::Relaxed)
-        }
-    }
-
-    #[test]
-    fn a_borrower_that_keeps_its_ring_full_does_not_hold_off_the_end() {
-        let flooded = flooded();
-        flooded.until_served();
-        flooded.function.end();
-        let at_end = flooded.at_end.load(Ordering::Relaxed);
-        let after = flooded.resets.load(Ordering::Relaxed);
-        // One that begins at this moment, and the end's own.
-        assert!(after - at_end <= 2, "{} resets", after - at_end);
-        assert_eq!(flooded.stop(), after, "nothing is carried out after the end");
-    }
-
-    #[test]
-    fn trouble_is_seen_while_the_ring_is_kept_full() {
-        let flooded = flooded();
-        flooded.until_served();
-        flooded.broken.store(true, Ordering::Relaxed);
-        let begun = Instant::now();
-        while flooded.function.status().trouble.is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nobody looks");
-            std::thread::yield_now();
-        }
-        flooded.stop();
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use rackbus_spec::pcie::{capability, express, header, msix};
+use serde::{Deserialize, Serialize};
 
 use crate::requests::Writable;
 use crate::window::PAGE;
@@ -23,7 +24,8 @@ const EXPRESS_1_BYTES: usize = 0x14;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 
 /// Where a device has its MSI-X table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MsixTable {
     /// The BAR that has the structure, 0 to 5.
     pub bar: u8,

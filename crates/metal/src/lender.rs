@@ -8,24 +8,27 @@
 //! each function has one of its own, as a reset takes its time.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rackbus_memory::{Event, Lending, Revoker};
+use rackbus_memory::{Event, Lending, MemoryHandle, Revoker, SharedMemory};
 use rackbus_pci::vfio_user::ServedDevice;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
-use crate::device::{PhysicalDevice, ReadyDevice};
+use crate::device::{PhysicalDevice, ReadyDevice, WindowDevice};
 use crate::error::MetalError;
 use crate::function::{ControlledFunction, OnTakenAway};
 use crate::model::ModelledDevice;
 use crate::ntb::Ntb;
 use crate::plan::WindowRoom;
 use crate::room::{LentRoom, LoanPlace};
-use crate::window::HEARTBEAT_MS;
+use crate::saved::{
+    LoanState, NtbWindowState, SavedDevice, SavedLoan, SavedWindow, WindowDescriptors, impossible,
+};
+use crate::window::{HEARTBEAT_MS, adopt_shown, beat_in};
 
 /// How often the heartbeat changes: twice as often as the borrower expects.
 pub(crate) const BEAT: Duration = Duration::from_millis(HEARTBEAT_MS / 2);
@@ -34,6 +37,12 @@ const AGAIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of the borrower's window 1.
+fn size_of(ntb: &Ntb) -> u64 {
+    let inbound = &ntb.plan().inbound;
+    inbound.end - inbound.start
 }
 
 /// An NTB whose other end may be lent functions.
@@ -49,6 +58,8 @@ struct Shared {
     room: Mutex<LentRoom>,
     /// By the offset of their control areas.
     functions: Mutex<BTreeMap<u64, Arc<ControlledFunction>>>,
+    /// Control areas of another process, whose functions are to go on here.
+    left: Mutex<Vec<SharedMemory>>,
     stop: Event,
     stopped: AtomicBool,
 }
@@ -63,13 +74,63 @@ impl LentWindow {
         let ntb = Ntb::open(&container, ntb)?;
         ntb.map_windows()?;
         ntb.start()?;
-        let plan = ntb.plan();
-        let room = WindowRoom::new(plan.inbound.end - plan.inbound.start);
+        let room = LentRoom::new(WindowRoom::new(size_of(&ntb)));
+        LentWindow::serving(ntb, room, None)
+    }
+
+    /// Goes on with the window of another process, whose NTB has these facts: with its room, and with what is lent there when
+    /// that [goes on](LentWindow::lend_again). Where that fails, nothing of it is reached any more.
+    ///
+    /// # Errors
+    /// When it is none, or the NTB is not as it was.
+    pub fn again(ntb: Facts, saved: SavedWindow) -> Result<LentWindow, MetalError> {
+        let SavedWindow { state, descriptors } = saved;
+        let WindowDescriptors { container, ntb: file, doorbell, groups, beating } =
+            WindowDescriptors::of(&state, descriptors)?;
+        let container = Container::inherited(container, groups, state.mapped().iter().copied())?;
+        let ntb = Ntb::again(&Arc::new(container), ntb, file, doorbell)?;
+        let room = state.room(size_of(&ntb))?;
+        let left = beating.into_iter().map(adopt_shown).collect::<Result<_, _>>()?;
+        LentWindow::serving(ntb, room, Some(left))
+    }
+
+    /// As another process goes on with it; nothing of a window in which nothing is lent, which is opened anew.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn save(&self) -> std::io::Result<Option<SavedWindow>> {
+        let functions = self.shared.all();
+        if functions.is_empty() {
+            return Ok(None);
+        }
+        let ntb = &self.shared.ntb;
+        let (container, groups) = ntb.container().descriptors()?;
+        let [function, doorbell] = ntb.descriptors()?;
+        let groups = groups.into_iter().collect();
+        let beating = functions.iter().map(|it| it.shown()).collect::<std::io::Result<Vec<_>>>()?;
+        let count = u32::try_from(beating.len()).unwrap_or(u32::MAX);
+        let all = WindowDescriptors { container, ntb: function, doorbell, groups, beating };
+        let (groups, descriptors) = all.into_parts();
+        let room = (locked(&self.shared.room).clone(), count);
+        let state = NtbWindowState::new(ntb.address(), groups, ntb.container().ranges(), room);
+        Ok(Some(SavedWindow { state, descriptors }))
+    }
+
+    /// Serves the host at the other end of an NTB that is started. Of one that another process had, what it `left` has
+    /// heartbeats, and its link was up until now.
+    fn serving(
+        ntb: Ntb,
+        room: LentRoom,
+        left: Option<Vec<SharedMemory>>,
+    ) -> Result<LentWindow, MetalError> {
+        let was_up = left.is_some();
+        let left = left.unwrap_or_default();
         let failed = |what| move |cause| MetalError::System { what, cause };
         let shared = Arc::new(Shared {
             ntb,
-            room: Mutex::new(LentRoom::new(room)),
+            room: Mutex::new(room),
             functions: Mutex::default(),
+            left: Mutex::new(left),
             stop: Event::new().map_err(failed("making an event"))?,
             stopped: AtomicBool::new(false),
         });
@@ -79,7 +140,7 @@ impl LentWindow {
         window.threads = vec![
             thread("heartbeat").spawn(move || beats.beat()).map_err(failed("starting a thread"))?,
         ];
-        let serving = thread("doorbells").spawn(move || serves.attend());
+        let serving = thread("doorbells").spawn(move || serves.attend(was_up));
         window.threads.push(serving.map_err(failed("starting a thread"))?);
         Ok(window)
     }
@@ -141,6 +202,101 @@ impl LentWindow {
         self.lend_ready(ready, epoch, lost)
     }
 
+    /// Goes on with the function `name` of another process, which the model `device` goes on as, as
+    /// [`lend_model`](LentWindow::lend_model) lends one: at the same place of a window that was passed on, by the same lease.
+    ///
+    /// # Errors
+    /// When it cannot be as `saved` says, or was taken from the borrower meanwhile.
+    pub fn lend_model_again(
+        &self,
+        name: &str,
+        device: (Box<dyn ServedDevice>, Revoker),
+        lending: &Lending,
+        saved: SavedLoan,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
+        let (state, area, passed) = self.checked(saved)?;
+        let SavedDevice::Model(vectors, descriptors) = passed else {
+            return Err(impossible("a function of the machine in the place of a model"));
+        };
+        let (ntb, vectors) = (&self.shared.ntb, (&vectors, descriptors));
+        let msix_control = state.requests.writable().msix_control;
+        let device = ModelledDevice::again(name, device, ntb, lending, vectors, msix_control)?;
+        self.go_on(Box::new(device), (&state, area), lost)
+    }
+
+    /// The same with a function of this machine, which did not stop meanwhile.
+    ///
+    /// # Errors
+    /// As [`lend_model_again`](LentWindow::lend_model_again), or when VFIO refuses. It is closed then.
+    pub fn lend_again(
+        &self,
+        facts: Facts,
+        lending: &Lending,
+        saved: SavedLoan,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
+        let (state, area, passed) = self.checked(saved)?;
+        let SavedDevice::Machine(machine, descriptors) = passed else {
+            return Err(impossible("a model in the place of a function of the machine"));
+        };
+        let passed = (&machine, descriptors);
+        let device = PhysicalDevice::again(facts, &self.shared.ntb, lending, passed)?;
+        self.go_on(Box::new(device), (&state, area), lost)
+    }
+
+    /// What another process had lent, if it can be.
+    fn checked(
+        &self,
+        saved: SavedLoan,
+    ) -> Result<(LoanState, [OwnedFd; 2], SavedDevice), MetalError> {
+        let (state, area, device) = saved.into_parts()?;
+        let ntb = &self.shared.ntb;
+        let mapped = ntb.container().ranges();
+        state.check(&ntb.plan().inbound, &mapped, &locked(&self.shared.room))?;
+        match locked(&self.shared.functions).contains_key(&state.place.control) {
+            true => Err(impossible("two functions at the same place")),
+            false => Ok((state, area, device)),
+        }
+    }
+
+    fn go_on(
+        &self,
+        device: Box<dyn WindowDevice>,
+        (state, area): (&LoanState, [OwnedFd; 2]),
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
+        let function = ControlledFunction::again(&self.shared.ntb, device, (state, area), lost)?;
+        self.serve(function, state.place.clone())
+    }
+
+    /// The borrower's memory, as a model reaches it that [goes on](LentWindow::lend_again).
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn memory(&self) -> Result<MemoryHandle, MetalError> {
+        self.shared.ntb.memory()
+    }
+
+    /// Takes away what another process lent here and nobody went on with.
+    pub fn end_left(&self) {
+        locked(&self.shared.left).clear();
+        let functions = self.shared.all();
+        let kept: Vec<(u64, u64)> = functions.iter().flat_map(|it| it.ranges()).collect();
+        let (ntb, inbound) = (&self.shared.ntb, &self.shared.ntb.plan().inbound);
+        for range in ntb.container().ranges() {
+            if !inbound.contains(&range.0) || kept.contains(&range) {
+                continue;
+            }
+            if let Err(error) = ntb.container().unmap(range.0, range.1) {
+                tracing::error!(iova = range.0, %error, "what was lent before stays mapped");
+            }
+        }
+        let offset = |(at, _): &(u64, u64)| at - inbound.start;
+        let kept: Vec<u64> = kept.iter().map(offset).collect();
+        locked(&self.shared.room).retire_others(&kept);
+    }
+
     fn lend_ready(
         &self,
         ready: ReadyDevice,
@@ -152,27 +308,26 @@ impl LentWindow {
         let place = place.ok_or_else(|| MetalError::NoRoom(ready.device.name()))?;
         let taken = (place.control, place.bars.clone());
         let function = ControlledFunction::new(&self.shared.ntb, ready, taken, (epoch, lost));
-        let function = function.and_then(|function| {
-            let function = Arc::new(function);
-            let serving = function.clone();
-            let thread = std::thread::Builder::new().name("lent function".to_owned());
-            let thread = thread.spawn(move || serving.serve());
-            let thread =
-                thread.map_err(|cause| MetalError::System { what: "starting a thread", cause })?;
-            Ok((function, thread))
-        });
-        match function {
-            Ok((function, thread)) => {
-                let status = function.status();
-                locked(&self.shared.functions).insert(place.control, function.clone());
-                let shared = self.shared.clone();
-                Ok(WindowLoan { shared, running: Some((function, thread)), place, status })
-            }
-            Err(error) => {
-                locked(&self.shared.room).give_back(&place);
-                Err(error)
-            }
-        }
+        let lent = function.and_then(|function| self.serve(function, place.clone()));
+        lent.inspect_err(|_| locked(&self.shared.room).give_back(&place))
+    }
+
+    /// Serves a function at its place.
+    fn serve(
+        &self,
+        function: ControlledFunction,
+        place: LoanPlace,
+    ) -> Result<WindowLoan, MetalError> {
+        let function = Arc::new(function);
+        let serving = function.clone();
+        let thread = std::thread::Builder::new().name("lent function".to_owned());
+        let thread = thread.spawn(move || serving.serve());
+        let thread =
+            thread.map_err(|cause| MetalError::System { what: "starting a thread", cause })?;
+        let status = function.status();
+        locked(&self.shared.functions).insert(place.control, function.clone());
+        let shared = self.shared.clone();
+        Ok(WindowLoan { shared, running: Some((function, thread)), place, status })
     }
 
     /// Takes all functions away from the borrower. They are when the window is [idle](LentWindow::is_idle).
@@ -210,14 +365,14 @@ impl Shared {
         while !self.stopped.load(Ordering::Relaxed) {
             beat = beat.wrapping_add(1);
             self.all().iter().for_each(|function| function.beat(beat));
+            locked(&self.left).iter().for_each(|shown| beat_in(shown, beat));
             Event::wait_any(&[self.stop.as_fd()], Some(BEAT.as_nanos() as u64));
         }
     }
 
     /// Passes doorbells on, and takes everything away when the link goes down: the borrower's host may have started
     /// anew, and knows of nothing then.
-    fn attend(&self) {
-        let mut was_up = false;
+    fn attend(&self, mut was_up: bool) {
         while !self.stopped.load(Ordering::Relaxed) {
             let events = [self.ntb.as_fd(), self.stop.as_fd()];
             Event::wait_any(&events, Some(BEAT.as_nanos() as u64));
@@ -267,7 +422,38 @@ pub struct LentStatus {
     pub trouble: Option<String>,
 }
 
+/// A function that is lent, for who passes it on to another process. It is for as long as its [`WindowLoan`].
+#[derive(Debug, Clone)]
+pub struct LoanHandle {
+    function: Weak<ControlledFunction>,
+    place: LoanPlace,
+}
+
+impl LoanHandle {
+    /// Does nothing for the borrower, and loses nothing of what it asks for or is to be told, or goes on with that. The model
+    /// is saved meanwhile.
+    pub fn pause(&self, on: bool) {
+        if let Some(function) = self.function.upgrade() {
+            function.pause(on);
+        }
+    }
+
+    /// As another process goes on with it, while it is paused; nothing of one that is taken from its borrower.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn save(&self) -> std::io::Result<Option<SavedLoan>> {
+        self.function.upgrade().map_or(Ok(None), |function| function.save(&self.place))
+    }
+}
+
 impl WindowLoan {
+    /// What leads to it, for who passes it on.
+    pub fn handle(&self) -> LoanHandle {
+        let function = self.running.as_ref().map(|(function, _)| Arc::downgrade(function));
+        LoanHandle { function: function.unwrap_or_default(), place: self.place.clone() }
+    }
+
     /// What is known of it.
     pub fn status(&self) -> LentStatus {
         self.running.as_ref().map_or_else(|| self.status.clone(), |(function, _)| function.status())

@@ -27,10 +27,13 @@ pub mod plan;
 mod reach;
 pub mod requests;
 mod room;
+mod saved;
+mod vectors;
 pub mod window;
 
 pub use error::MetalError;
 pub use function::OnTakenAway;
-pub use lender::{LentWindow, WindowLoan};
+pub use lender::{LentWindow, LoanHandle, WindowLoan};
 pub use message_ntb::MessageNtb;
 pub use reach::window_of;
+pub use saved::{LoanState, NtbWindowState, STATE_VERSION, SavedLoan, SavedWindow};

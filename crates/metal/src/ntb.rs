@@ -3,7 +3,7 @@
 //!
 //! Source: Linux, `drivers/ntb/hw/intel/ntb_hw_gen3.h` (facts), as in `devices::ntb::map`, which models them.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_memory::{Access, Event, MappedRegisters, MemoryHandle};
@@ -67,6 +67,33 @@ impl Ntb {
             return Err(MetalError::NotAnNtb { address, vendor, device });
         }
         let device = VfioDevice::open(container, facts)?;
+        let event = Event::new();
+        let event = event.map_err(|cause| MetalError::System { what: "making an event", cause })?;
+        Ntb::with(device, event, true)
+    }
+
+    /// Goes on with the NTB that another process [started](Ntb::start), by its file in a container that was passed on, and the
+    /// event of its doorbell. Nothing about it changes.
+    ///
+    /// # Errors
+    /// When the file is not this NTB's, or the NTB is not as it was set up.
+    pub fn again(
+        container: &Arc<Container>,
+        facts: Facts,
+        file: OwnedFd,
+        doorbell: OwnedFd,
+    ) -> Result<Ntb, MetalError> {
+        let device = VfioDevice::inherited(container, facts, file)?;
+        let failed = |cause| MetalError::System { what: "a doorbell that was passed on", cause };
+        let ntb = Ntb::with(device, Event::adopt(doorbell).map_err(failed)?, false)?;
+        let address = ntb.address();
+        let reason = "it was reset meanwhile";
+        ntb.works().then_some(ntb).ok_or(MetalError::Windows { address, reason })
+    }
+
+    /// An NTB that is open, let loose as a new one is, or as it was.
+    fn with(device: VfioDevice, event: Event, is_new: bool) -> Result<Ntb, MetalError> {
+        let address = device.address();
         let unusable = |reason| MetalError::Windows { address, reason };
         let mut sizes = [0; 4];
         device.read(region::CONFIG, WINDOW_SIZES, &mut sizes)?;
@@ -75,12 +102,12 @@ impl Ntb {
         let plan = WindowPlan::new(others, own[0], own[1])
             .ok_or_else(|| unusable("its windows have sizes that no windows have"))?;
         let registers = device.map(region::BAR0, 0, REGISTERS)?;
-        // Memory is mapped before the function is let loose.
-        device.enable(true)?;
+        if is_new {
+            // Memory is mapped before the function is let loose.
+            device.enable(true)?;
+            device.wire(InterruptIndex::Msix, 0, &[Some(event.as_fd())])?;
+        }
         let outbound = device.map(WINDOWS[0], 0, own[0])?;
-        let failed = |cause| MetalError::System { what: "making an event", cause };
-        let event = Event::new().map_err(failed)?;
-        device.wire(InterruptIndex::Msix, 0, &[Some(event.as_fd())])?;
         let mut subsystem = [0; 4];
         device.read(region::CONFIG, header::SUBSYSTEM_VENDOR_ID.into(), &mut subsystem)?;
         let direct = subsystem == IN_SOFTWARE;
@@ -145,6 +172,15 @@ impl Ntb {
                 reason: "it does not take a translation",
             }),
         }
+    }
+
+    /// Copies of the descriptors of its function and of its doorbell's event, for a process that goes on with it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptors(&self) -> std::io::Result<[OwnedFd; 2]> {
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        Ok([copy(self.device.as_fd())?, copy(self.event.as_fd())?])
     }
 
     /// Where what is behind its windows is.

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::window::{AREA, MSI_ADDRESS, PAGE};
 
 /// The first address that is used.
@@ -56,7 +58,8 @@ impl WindowPlan {
 }
 
 /// Room in the borrower's window 1, given to functions and taken back.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WindowRoom {
     size: u64,
     /// What is taken, in order, apart from one another.
@@ -67,6 +70,18 @@ impl WindowRoom {
     /// A window of `size` bytes, empty.
     pub fn new(size: u64) -> WindowRoom {
         WindowRoom { size, taken: Vec::new() }
+    }
+
+    /// Whether it can be that of a window of `size` bytes: what is taken lies inside, in order and apart.
+    pub fn is_possible(&self, size: u64) -> bool {
+        let apart = self.taken.windows(2).all(|two| two[0].end <= two[1].start);
+        let inside = self.taken.iter().all(|range| range.start < range.end && range.end <= size);
+        self.size == size && apart && inside
+    }
+
+    /// Where each part that is taken begins.
+    pub fn taken(&self) -> Vec<u64> {
+        self.taken.iter().map(|range| range.start).collect()
     }
 
     /// Takes room for a control area and for BARs of these sizes, each a power of two: offsets of all. `None` when

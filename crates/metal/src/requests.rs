@@ -3,6 +3,8 @@
 //! The ring is the borrower's to write, so everything in it is checked: a request out of order, of an old lease,
 //! or for a register that is not the borrower's is passed over and counted.
 
+use serde::{Deserialize, Serialize};
+
 use crate::window::RING_ENTRIES;
 
 /// The command register, 2 bytes.
@@ -28,7 +30,8 @@ pub enum FunctionRequest {
 }
 
 /// Where the registers are that a borrower may ask to be written: offsets in configuration space, 0 for none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Writable {
     /// Offset of the message control register of MSI-X.
     pub msix_control: u16,
@@ -37,7 +40,8 @@ pub struct Writable {
 }
 
 /// The lender's end of a ring.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RequestRing {
     epoch: u64,
     writable: Writable,
@@ -80,6 +84,16 @@ impl RequestRing {
     /// The request that [`next`](RequestRing::next) gave is carried out.
     pub fn done(&mut self) {
         self.consumer = self.consumer.wrapping_add(1);
+    }
+
+    /// The epoch of the lease by which the function is lent.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Where the registers are that its borrower may ask to be written.
+    pub fn writable(&self) -> Writable {
+        self.writable
     }
 
     /// How far the ring is carried out, and how many requests were passed over.

@@ -5,10 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::plan::WindowRoom;
+use crate::window::AREA;
 
 /// A part of the window that was taken for one loan.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LoanPlace {
     /// Offset of the control area.
     pub control: u64,
@@ -18,8 +22,17 @@ pub struct LoanPlace {
     downs: u64,
 }
 
+impl LoanPlace {
+    /// Whether it is one of its own offsets, or the second part of the control area.
+    pub fn contains(&self, offset: u64) -> bool {
+        let area = self.control..self.control + AREA as u64;
+        area.contains(&offset) || self.bars.contains(&offset)
+    }
+}
+
 /// The room of a window, and what nobody may have before the link goes down.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LentRoom {
     room: WindowRoom,
     /// BARs by the offset of their control areas.
@@ -31,6 +44,16 @@ impl LentRoom {
     /// Nothing of `room` is lent.
     pub fn new(room: WindowRoom) -> LentRoom {
         LentRoom { room, retired: BTreeMap::new(), downs: 0 }
+    }
+
+    /// Whether it can be the room of a window of `size` bytes, as another process says, with a loan at each of these places.
+    pub fn is_possible(&self, size: u64, places: &[LoanPlace]) -> bool {
+        let taken = self.room.taken();
+        let has =
+            |control: u64, bars: &[u64]| bars.iter().chain([&control]).all(|at| taken.contains(at));
+        self.room.is_possible(size)
+            && self.retired.iter().all(|(control, bars)| has(*control, bars))
+            && places.iter().all(|it| has(it.control, &it.bars) && it.downs <= self.downs)
     }
 
     /// Takes room for a control area and for BARs of these sizes, each a power of two, if there is enough.
@@ -50,6 +73,19 @@ impl LentRoom {
         match place.downs == self.downs {
             true => drop(self.retired.insert(place.control, place.bars.clone())),
             false => self.give_back(place),
+        }
+    }
+
+    /// Keeps what is taken for nothing at these offsets from others until the link goes down: another process lent it, and
+    /// nobody goes on with that.
+    pub fn retire_others(&mut self, kept: &[u64]) {
+        for at in self.room.taken() {
+            let of_loan = kept.contains(&at);
+            let retired =
+                self.retired.iter().any(|(control, bars)| *control == at || bars.contains(&at));
+            if !of_loan && !retired {
+                self.retired.insert(at, Vec::new());
+            }
         }
     }
 
@@ -91,6 +127,17 @@ mod tests {
             }
             assert!(room.take(&[BAR]).is_some(), "down_first: {down_first}");
         }
+    }
+
+    #[test]
+    fn what_nobody_goes_on_with_is_free_when_the_link_has_gone_down() {
+        let mut room = LentRoom::new(WindowRoom::new(3 * BAR));
+        let (kept, _lost) = (room.take(&[BAR]).unwrap(), room.take(&[BAR]).unwrap());
+        room.retire_others(&[&[kept.control], &kept.bars[..]].concat());
+        assert_eq!(room.take(&[BAR]), None);
+        room.link_went_down();
+        assert!(room.take(&[BAR]).is_some());
+        assert!(room.is_possible(3 * BAR, &[kept]));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The control area of a lent function, as `kernel/include/rackbus_window.h` defines it: plain memory of the lender,
 //! little endian. A test compares what is here with that header.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use rackbus_memory::{Access, SharedMemory};
@@ -145,6 +146,16 @@ impl Offer {
     }
 }
 
+/// Gives the heartbeat in the first part of a control area another value.
+pub(crate) fn beat_in(shown: &SharedMemory, value: u32) {
+    shown.whole().store_u32(HEARTBEAT, value.to_le(), Ordering::Release);
+}
+
+/// The first part of a control area that another process made, for its heartbeat.
+pub(crate) fn adopt_shown(shown: OwnedFd) -> Result<SharedMemory, rackbus_memory::RegionError> {
+    SharedMemory::adopt(shown, RING as u64)
+}
+
 /// A control area in the lender's memory. The borrower may write any of it at any time: what is read is read once,
 /// and only the ring's producer and entries are.
 #[derive(Debug)]
@@ -164,6 +175,35 @@ impl ControlArea {
             shown: SharedMemory::create("control", RING as u64)?,
             ring: SharedMemory::create("requests", (AREA - RING) as u64)?,
         })
+    }
+
+    /// One that another process made, by the descriptors of its parts: what the borrower is shown stays.
+    ///
+    /// # Errors
+    /// When they are none.
+    pub fn adopt([shown, ring]: [OwnedFd; 2]) -> Result<ControlArea, rackbus_memory::RegionError> {
+        Ok(ControlArea {
+            shown: adopt_shown(shown)?,
+            ring: SharedMemory::adopt(ring, (AREA - RING) as u64)?,
+        })
+    }
+
+    /// The descriptors of its parts, for a process that goes on with it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn descriptors(&self) -> std::io::Result<[OwnedFd; 2]> {
+        Ok([self.shown.descriptor()?, self.ring.descriptor()?])
+    }
+
+    /// Whether the function of this epoch is shown as ready.
+    pub fn is_ready(&self, epoch: u64) -> bool {
+        let whole = self.shown.whole();
+        let state = whole.load_u32(STATE, Ordering::Acquire).map(u32::from_le);
+        let header: Option<WindowHeader> = whole.read_obj(0);
+        state == Some(FunctionStatus::Ready as u32)
+            && header
+                .is_some_and(|header| header.magic.get() == MAGIC && header.epoch.get() == epoch)
     }
 
     /// The memory that it is, each part with its offset and what the borrower may do there.
@@ -190,7 +230,7 @@ impl ControlArea {
 
     /// Gives the heartbeat another value.
     pub fn beat(&self, value: u32) {
-        self.shown.whole().store_u32(HEARTBEAT, value.to_le(), Ordering::Release);
+        beat_in(&self.shown, value);
     }
 
     /// How far the borrower has written its ring.

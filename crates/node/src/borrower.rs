@@ -21,8 +21,9 @@ use std::time::Duration;
 use rackbus_control::api::{DeviceReport, PeerReport};
 use rackbus_fabric::FabricHandle;
 use rackbus_lease::{Borrower, BorrowerAction, FrontRefused, Grant, Placement};
-use rackbus_link::{Connect, Hello, InWindow, LinkError, VERSIONS};
-use rackbus_memory::Gate;
+use rackbus_link::{Connect, Hello, InWindow, LinkError, MediumSession, VERSIONS};
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Carrier, Gate, Stream};
 use rackbus_pci::vfio_user::Server;
 use rackbus_vfio::PciAddress;
 use rackbus_vm::{interrupts, lasting};
@@ -30,14 +31,14 @@ use rackbus_vm::{interrupts, lasting};
 use attach::{AttachOpener, wanted};
 use lease::{Attachment, Open};
 
-use crate::borrower::host::{HostError, HostFunctions};
+use crate::borrower::host::{HostError, HostFunctions, WindowConversation};
 use crate::handover::HandOverError;
 use crate::lanes::Lanes;
 use crate::lent_out::LentOut;
 use crate::peers::PeerGroups;
 use crate::remote::OnLost;
 use crate::report;
-use crate::sessions::HOLD;
+use crate::sessions::{HOLD, HeldSession, hold_session, keep_silent};
 use crate::users::VmUser;
 #[cfg(test)]
 pub(crate) use fence::tests as fence_tests;
@@ -202,10 +203,50 @@ impl BorrowedFunctions {
         self.in_host.ready(&grant.function.host)?;
         let hello = self.hello(&grant);
         let stream = self.link.connect(&grant.address, &hello)?;
-        let place = InWindow::receive(&*stream, &hello.to)?;
+        let InWindow { offset, epoch, session } = InWindow::receive(&*stream, &hello.to)?;
+        let conversation = match session.zip(stream.carrier()) {
+            Some((offered, carrier)) => {
+                self.window_session(&grant, offered, HeldSession::Begins(self.hold), Some(carrier))?
+            }
+            None => WindowConversation { stream, session: None },
+        };
+        let ended = conversation.stream.clone();
+        let on_lost = self.on_host_lost(&grant);
+        let opened = self.in_host.open(grant, (offset, epoch), conversation, slot, on_lost);
+        // A session does not end with what has it.
+        Ok(opened.inspect_err(|_| ended.shut_down())?)
+    }
+
+    /// Told when the lender of a function in this host's own PCI tree is lost.
+    fn on_host_lost(&self, grant: &Grant) -> OnLost {
         let (listener, lost) = (self.listener.clone(), grant.clone());
-        let on_lost: OnLost = Box::new(move |reason| listener.lender_lost(&lost, &reason));
-        Ok(self.in_host.open(grant, place, stream, slot, on_lost)?)
+        Box::new(move |reason| listener.lender_lost(&lost, &reason))
+    }
+
+    /// The session with the lender of a function in this host's own PCI tree, which is on another machine: by a `first`
+    /// connection, or the next one where another process had that.
+    fn window_session(
+        &self,
+        grant: &Grant,
+        offered: MediumSession,
+        held: HeldSession<'_>,
+        first: Option<Box<dyn Carrier>>,
+    ) -> Result<WindowConversation, HostError> {
+        let (listener, changed) = (self.listener.clone(), grant.clone());
+        let on_change = Box::new(move |_| listener.link_changed(&changed));
+        let (link, address) = (self.link.clone(), grant.address.clone());
+        let hello = self.hello(grant);
+        let session = hold_session(&offered, held, link, address, hello, on_change);
+        let session = session.map_err(HostError::Session)?;
+        let kept = keep_silent(&session, SessionSide::Asks, first);
+        kept.inspect_err(|_| session.shut_down()).map_err(HostError::Session)?;
+        let stream = Arc::new(session.clone());
+        Ok(WindowConversation { stream, session: Some((offered, session)) })
+    }
+
+    /// Returns what a former node of this host left in its own PCI tree, and this one does not go on with.
+    pub(crate) fn return_left(&self) {
+        self.in_host.return_left();
     }
 
     fn hello(&self, grant: &Grant) -> Hello {
@@ -313,10 +354,7 @@ impl BorrowedFunctions {
     /// # Errors
     /// What cannot, and why.
     pub(crate) fn can_be_saved(&self) -> Result<(), HandOverError> {
-        let in_host = self.in_host.names();
-        if !in_host.is_empty() {
-            return Err(HandOverError::InHost(in_host.join(", ")));
-        }
+        self.in_host.can_be_saved()?;
         let not_held = |open: &&Arc<Open>| match &*open.attachment() {
             Some(Attachment::Medium(front, Some(session))) => {
                 !front.is_gone() && session.timing().hold == 0

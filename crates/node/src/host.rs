@@ -5,7 +5,6 @@ mod lending;
 mod restarts;
 mod sockets;
 
-use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,6 @@ use rackbus_lease::{BorrowerAction, Grant};
 use rackbus_link::{Connect, Link};
 use rackbus_memory::Gate;
 use rackbus_segment::directory::DirectorySettings;
-use rackbus_vfio::PciAddress;
 use tokio::sync::mpsc;
 
 use attend::{NodeServices, attend};
@@ -39,12 +37,13 @@ use crate::network::NetworkService;
 use crate::segments::{SOCKET, Segments};
 use crate::unplug::Unplugger;
 use crate::users::{Users, VmUser};
+use crate::vfio::Ntbs;
 
 /// What a node is started with.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// The NTBs through which functions come into this host's own PCI tree, by the host that each leads to.
-    pub ntbs: BTreeMap<String, PciAddress>,
+    /// The NTBs through which functions come into this host's own PCI tree, or into those of the hosts that they lead to.
+    pub ntbs: Arc<Ntbs>,
     /// Name of the rack that it belongs to.
     pub rack: String,
     /// Name of the node's host.
@@ -161,6 +160,7 @@ async fn start(
     let taken = SuccessionProgress { received_ns, lent_in_use };
     let resumed = process_and_agent(&options, &borrower, state, &mut descriptors, taken);
     let (process, agent_state) = resumed.map_err(NodeError::Inherited)?;
+    borrower.return_left();
     // What nobody took is closed, so that no peer waits for who does not come.
     drop(descriptors);
     let borrower = Arc::new(borrower);
@@ -170,8 +170,18 @@ async fn start(
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
     let hand_over = options.program.clone().map(|program| {
         let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        let (listeners, link) = (copies, options.link.clone());
-        Arc::new(HandOver { gate, lender, borrower, segments, link, listeners, program, restarts })
+        let (listeners, link, ntbs) = (copies, options.link.clone(), options.ntbs.clone());
+        Arc::new(HandOver {
+            gate,
+            lender,
+            borrower,
+            segments,
+            ntbs,
+            link,
+            listeners,
+            program,
+            restarts,
+        })
     });
     let mut agent =
         Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());
@@ -242,7 +252,7 @@ fn borrow(
     let listener = Arc::new(Listener { heard, users });
     let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
     BorrowedFunctions::new(rack, host, functions, link, fabric, listener, gate)
-        .with_ntbs(options.ntbs.clone())
+        .with_ntbs(options.ntbs.addresses().clone())
         .with_hold(options.hold)
         .with_lanes(options.lanes.clone())
 }

@@ -14,6 +14,7 @@ use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::{LentTo, no_levels};
 use rackbus_devices::{DeviceConfig, Folders, RackDevice};
 use rackbus_memory::{Carried, CarriedSession, Lending, Stream};
+use rackbus_metal::SavedLoan;
 use rackbus_pci::engine::{EngineOptions, NoAnswer};
 use rackbus_pci::vfio_user::{EngineDevice, RestingConversation, SavedSession, ServedDevice};
 use rackbus_pci::{Engine, EngineHandle, Function, MediumOffer, SaveError};
@@ -103,6 +104,25 @@ pub trait Lendable: Debug + Send + Sync {
     ) -> io::Result<LentInWindow> {
         let what = "a function of another program cannot be lent to a host's own kernel";
         Err(io::Error::new(io::ErrorKind::Unsupported, what))
+    }
+
+    /// How it is lent in windows, if it can be.
+    fn windows(&self) -> Option<&WindowLending> {
+        None
+    }
+
+    /// Goes on, as [`resume`](Lendable::resume), with what another process `lent` in its window to `borrower`, and with what it
+    /// saved of a model.
+    ///
+    /// # Errors
+    /// When that is not possible. Then it is as if it did not run, and the borrower reaches nothing of it.
+    fn resume_in_window(
+        &self,
+        _saved: Option<SavedSession>,
+        _user: User,
+        (_borrower, _lent): (&str, SavedLoan),
+    ) -> io::Result<LentInWindow> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Takes all of its user's memory and interrupts away at once, although it hangs. It is not
@@ -383,7 +403,7 @@ impl Lendable for Modelled {
     ) -> Result<Option<SavedSession>, NotSaved> {
         let running = self.running();
         let Some(Running { engine, device }) = &*running else { return Ok(None) };
-        if self.successor.is_none() || self.windows.is_lent() {
+        if self.successor.is_none() {
             return Err(NotSaved::Refused(SaveError::Unsupported));
         }
         // What is asked of an engine is done, however late: first, whether it answers.
@@ -397,6 +417,36 @@ impl Lendable for Modelled {
             Err(SaveError::Revoked | SaveError::Stopped(_)) => Ok(None),
             Err(error) => Err(NotSaved::Refused(error)),
         }
+    }
+
+    fn windows(&self) -> Option<&WindowLending> {
+        Some(&self.windows)
+    }
+
+    fn resume_in_window(
+        &self,
+        saved: Option<SavedSession>,
+        user: User,
+        (borrower, lent): (&str, SavedLoan),
+    ) -> io::Result<LentInWindow> {
+        let Some((successor, saved)) = self.successor.as_ref().zip(saved) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mut running = self.running();
+        let SavedSession { state, descriptors, medium } = saved;
+        let started = self.start(successor(medium)?)?;
+        let engine = started.engine.handle();
+        let memory = self.windows.memory_of(borrower)?;
+        engine.call(move |endpoint| endpoint.give_memory(memory)).map_err(io::Error::other)?;
+        let User { lending, stream, .. } = user;
+        let (device, lends) = (engine.clone(), lending.clone());
+        let resumed = EngineDevice::resume(device, state, descriptors, lends, Some(stream.clone()));
+        let (session, _) = resumed.map_err(io::Error::other)?;
+        let device = (Box::new(session) as Box<dyn ServedDevice>, engine.revoker().clone());
+        let lent =
+            self.windows.lend_again(&self.name, device, &lending, (borrower, lent), &stream)?;
+        self.runs(&mut running, started);
+        Ok(lent)
     }
 
     fn is_settled(&self) -> bool {

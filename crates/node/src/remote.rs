@@ -16,7 +16,7 @@ use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
 use rackbus_pci::vfio_user::{
     Client, ClientError, DeviceShape, RegionShape, RequestRefused, ServedDevice, SharedPart,
 };
-use rackbus_pci::{BarMemory, PolledRegisters};
+use rackbus_pci::{BarMemory, NotPolled, PolledRegisters};
 use rackbus_spec::vfio_user::{IrqSetFlags, irq, region};
 use rustix::io::Errno;
 
@@ -96,6 +96,29 @@ impl LenderConversation {
         if self.gone.load(Ordering::Acquire) {
             self.retire_registers();
         }
+    }
+
+    /// The registers that the user has as memory, by the BAR, for a process that goes on with the conversation: descriptors, and
+    /// their lengths in bytes.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn shared_registers(&self) -> Result<Vec<(u8, OwnedFd, u64)>, NotPolled> {
+        let registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = registers.iter().map(|(bar, registers)| {
+            let (file, length) = registers.descriptor()?;
+            Ok((*bar, file, length))
+        });
+        each.collect()
+    }
+
+    /// Has registers [retired](LenderConversation::end) with the conversation that another process gave to the user.
+    ///
+    /// # Errors
+    /// When they are none.
+    pub fn inherit_registers(&self, bar: u8, file: OwnedFd, length: u64) -> Result<(), NotPolled> {
+        self.keep_registers(bar, PolledRegisters::adopt(file, length)?);
+        Ok(())
     }
 
     /// What leads another process to the conversation, to [go on](RemoteDevice::resume) with it between

@@ -1,14 +1,17 @@
-//! Sessions of mediums over the link between machines: what their two sides do so that one outlives its
-//! connection. What is decided about connections, [`rackbus_memory::exchange::session`] decides.
+//! Sessions of mediums, and of functions in windows, over the link between machines: what their two sides do so that one
+//! outlives its connection. What is decided about connections, [`rackbus_memory::exchange::session`] decides.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rackbus_fabric::rack::LINK_HOLD_MS;
 use rackbus_link::{Connect, Hello, LinkError, MediumSession, Purpose, Secret};
-use rackbus_memory::CarriedSession;
 use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
-use rackbus_memory::exchange::{CarriedSessionState, OnSessionChange};
+use rackbus_memory::exchange::{
+    CarriedSessionState, Exchange, ExchangeLayout, MESSAGE_BYTES, OnSessionChange,
+};
+use rackbus_memory::{Carried, CarriedSession, Carrier, Event};
 use rackbus_rma::LaneOffer;
 use serde::{Deserialize, Serialize};
 
@@ -126,10 +129,186 @@ pub(crate) fn hold_session(
     Ok(session)
 }
 
+/// How large an exchange is in which nothing is said.
+const SILENT: ExchangeLayout = ExchangeLayout { tags: 2, data_bytes: 0 };
+
+/// Keeps a session in which nothing is said by a thread of its own, until it ends: by its `first` connection, or, where
+/// another process of this host had that, by the next one.
+///
+/// # Errors
+/// When there is no memory, or there are no descriptors or threads left.
+pub(crate) fn keep_silent(
+    session: &CarriedSession,
+    side: SessionSide,
+    first: Option<Box<dyn Carrier>>,
+) -> std::io::Result<()> {
+    let (name, session) = ("window session", session.clone());
+    let exchange = match first {
+        Some(carrier) => {
+            Exchange::carried(name, Carried { carrier, session, side, lane: None }, SILENT)
+        }
+        None => Exchange::carried_again(name, session, side, SILENT),
+    };
+    let mut exchange = exchange.map_err(std::io::Error::other)?;
+    let keep = move || {
+        while !exchange.is_closed() {
+            if exchange.receive(&mut [0; MESSAGE_BYTES]).is_some() {
+                tracing::warn!("a node speaks where nothing is to be said, and is disconnected");
+                exchange.close();
+            } else if exchange.rest() {
+                Event::wait_any(&[exchange.as_fd()], None);
+            }
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(keep).map(drop)
+}
+
 /// What is said on another connection of the session that began with `hello`.
 fn resuming(hello: &Hello, secret: &Secret, connection: u64) -> Option<Hello> {
-    let Purpose::Medium { device, lease, epoch, .. } = hello.service.clone() else { return None };
+    let (Purpose::Medium { device, lease, epoch, .. }
+    | Purpose::Window { device, lease, epoch, .. }) = hello.service.clone()
+    else {
+        return None;
+    };
     let secret = secret.clone();
     let service = Purpose::Resume { device, lease, epoch, secret, connection };
     Some(Hello { service, ..hello.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::fd::BorrowedFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use rackbus_memory::{Stream, StreamError};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// A connection without TLS.
+    #[derive(Debug)]
+    struct Plain(UnixStream);
+
+    fn outcome(done: std::io::Result<usize>) -> Result<usize, StreamError> {
+        match done {
+            Ok(count) => Ok(count),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
+            Err(_) => Err(StreamError::Socket(rustix::io::Errno::CONNRESET)),
+        }
+    }
+
+    impl Carrier for Plain {
+        fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
+            outcome(self.0.write(bytes))
+        }
+
+        fn flush(&mut self) -> Result<bool, StreamError> {
+            Ok(true)
+        }
+
+        fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
+            match self.0.read(buffer) {
+                // Cut off: nobody has said that nothing comes any more.
+                Ok(0) => Err(StreamError::Socket(rustix::io::Errno::CONNRESET)),
+                read => outcome(read),
+            }
+        }
+
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn shut_down(&self) {
+            let _ = self.0.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn until(what: &str, holds: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < LIMIT, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn session(side: SessionSide) -> CarriedSession {
+        let timing = match side {
+            SessionSide::Asks => SessionTiming::asking(20_000),
+            SessionSide::Answers => SessionTiming::answering(20_000),
+        };
+        CarriedSession::new("peer", side, timing, Box::new(drop)).unwrap()
+    }
+
+    /// Two ends of a connection, and what cuts it.
+    fn cable() -> ([Box<dyn Carrier>; 2], UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let cable = near.try_clone().unwrap();
+        let ends = [near, far].map(|stream| {
+            stream.set_nonblocking(true).unwrap();
+            Box::new(Plain(stream)) as Box<dyn Carrier>
+        });
+        (ends, cable)
+    }
+
+    /// Gives both sides another connection, as the thread that connects and the lender do; what cuts it.
+    fn connect(asks: &CarriedSession, answers: &CarriedSession) -> UnixStream {
+        let number = asks.wait_wanted().unwrap();
+        let ([near, far], cable) = cable();
+        assert!(answers.connected(number, far) && asks.connected(number, near));
+        until("it does not go on", || is_up(asks) && is_up(answers));
+        cable
+    }
+
+    fn is_up(session: &CarriedSession) -> bool {
+        session.status().lost_for.is_none()
+    }
+
+    #[test]
+    fn a_session_in_which_nothing_is_said_goes_on_by_other_connections_and_in_another_process() {
+        let [asks, answers] = [SessionSide::Asks, SessionSide::Answers].map(session);
+        let ([near, far], cable) = cable();
+        keep_silent(&asks, SessionSide::Asks, Some(near)).unwrap();
+        keep_silent(&answers, SessionSide::Answers, Some(far)).unwrap();
+        cable.shutdown(Shutdown::Both).unwrap();
+        until("the loss is not seen", || !is_up(&asks) && !is_up(&answers));
+        let cable = connect(&asks, &answers);
+
+        // The connections of a process end with it.
+        let state = answers.save();
+        cable.shutdown(Shutdown::Both).unwrap();
+        until("the loss is not seen", || !is_up(&asks));
+        let answers = CarriedSession::resume("peer", &state, Box::new(drop)).unwrap();
+        keep_silent(&answers, SessionSide::Answers, None).unwrap();
+        let cable = connect(&asks, &answers);
+        let state = asks.save();
+        cable.shutdown(Shutdown::Both).unwrap();
+        let asks = CarriedSession::resume("peer", &state, Box::new(drop)).unwrap();
+        keep_silent(&asks, SessionSide::Asks, None).unwrap();
+        until("the loss is not seen", || !is_up(&answers));
+        connect(&asks, &answers);
+        assert!(!asks.is_closed() && !answers.is_closed());
+        asks.shut_down();
+        answers.shut_down();
+    }
+
+    #[test]
+    fn who_speaks_in_a_session_in_which_nothing_is_said_is_disconnected() {
+        let [asks, answers] = [SessionSide::Asks, SessionSide::Answers].map(session);
+        let ([near, far], _cable) = cable();
+        keep_silent(&answers, SessionSide::Answers, Some(far)).unwrap();
+        let carried = Carried { carrier: near, session: asks, side: SessionSide::Asks, lane: None };
+        let mut speaks = Exchange::carried("speaks", carried, SILENT).unwrap();
+        speaks.send(&[1], None).unwrap();
+        let begun = Instant::now();
+        while !answers.is_closed() {
+            assert!(begun.elapsed() < LIMIT, "it is listened to");
+            speaks.ring();
+            speaks.receive(&mut [0; MESSAGE_BYTES]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

@@ -65,7 +65,7 @@ impl Attempt {
         let service = match placement {
             Placement::Lender => Purpose::Function { device, lease, epoch },
             Placement::Borrower => Purpose::Medium { device, lease, epoch, lanes: Vec::new() },
-            Placement::Host => Purpose::Window { device, lease, epoch },
+            Placement::Host => Purpose::Window { device, lease, epoch, held: false },
         };
         let (rack, to) = ("test".to_owned(), "alpha".to_owned());
         let hello = Hello { versions: VERSIONS, rack, from: borrower, to, service };

@@ -32,7 +32,7 @@ use tokio::sync::Notify;
 
 /// Version 1 knew no devices that are offered, and nobody that takes turns; nor did version 2 at first. Their files are
 /// those of version 3 without that.
-const NEWEST: u32 = 7;
+const NEWEST: u32 = 8;
 /// The first version with the socket that requests of the host are answered at.
 const REQUESTS: u32 = 4;
 

@@ -283,6 +283,11 @@ impl Container {
         self.revoked.load(Ordering::Relaxed)
     }
 
+    /// What is mapped: the first address and length of each.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        locked(&self.mapped).iter().map(|(at, (length, _))| (*at, *length)).collect()
+    }
+
     /// How many mappings there are, and their bytes.
     pub fn mapped(&self) -> (usize, u64) {
         let mapped = locked(&self.mapped);

@@ -198,7 +198,7 @@ impl Args {
             rack: rack.name.clone(),
             host: self.host.clone(),
             devices: rackbus_node::lendable::of_host(&self.host, &devices, &folders, &ntbs),
-            ntbs: ntbs.addresses().clone(),
+            ntbs: ntbs.clone(),
             run_dir,
             link,
             topology,

@@ -116,6 +116,17 @@ impl CarriedEnd {
         Ok(end)
     }
 
+    /// One that has sent and received nothing in any process, and whose session waits for a connection.
+    pub(super) fn waiting(
+        name: &str,
+        session: CarriedSession,
+        side: SessionSide,
+        layout: ExchangeLayout,
+    ) -> Result<CarriedEnd, ExchangeError> {
+        let memory = SharedMemory::create(name, places(layout)?.max(super::PAGE) as u64)?;
+        CarriedEnd::without_connection(memory, session, side, layout)
+    }
+
     /// One that has sent and received nothing, and waits for a connection.
     fn without_connection(
         memory: SharedMemory,

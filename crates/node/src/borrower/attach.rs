@@ -40,7 +40,7 @@ pub(super) fn wanted(grant: &Grant) -> Purpose {
     match grant.placement {
         Placement::Lender => Purpose::Function { device, lease, epoch },
         Placement::Borrower => Purpose::Medium { device, lease, epoch, lanes: Vec::new() },
-        Placement::Host => Purpose::Window { device, lease, epoch },
+        Placement::Host => Purpose::Window { device, lease, epoch, held: true },
     }
 }
 

@@ -1,10 +1,15 @@
 //! Functions in this host's own PCI tree: borrowed through an NTB, by the kernel module.
 //!
 //! The conversation with the lender stays open for as long as the function is borrowed; its end is the function's
-//! loss. A node that ends returns what it had, and one that starts returns what its predecessor left, which its
-//! lenders have taken away by then. A return that does not end well is tried again until it does.
+//! loss. Between machines it is a session, which outlives its connection. A node that ends returns what it had, and one
+//! that starts returns what its predecessor left, which its lenders have taken away by then, or do soon. A return that does
+//! not end well is tried again until it does.
+//!
+//! The module keeps what is borrowed whoever has its device file open: so a node that is restarted in place passes on the
+//! conversations, and which functions they are about (`saved`).
 
 mod late;
+mod saved;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -14,9 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_lease::Grant;
-use rackbus_link::{Conversation, InWindow};
+use rackbus_link::MediumSession;
+use rackbus_memory::{CarriedSession, Stream};
 use rackbus_metal::MetalError;
-use rackbus_metal::borrower::{BorrowedState, Module, WantedFunction, bind};
+use rackbus_metal::borrower::{BorrowedState, Module, ModuleStatus, WantedFunction, bind};
 use rackbus_vfio::{PciAddress, Sysfs};
 use rustix::io::Errno;
 use tracing::Span;
@@ -24,6 +30,7 @@ use tracing::Span;
 use super::fence::FrontSlot;
 use crate::remote::OnLost;
 use late::{LateReturns, is_gone, is_under_way};
+pub use saved::SavedInHost;
 
 /// A name's most bytes, as the module has it.
 const NAME_BYTES: usize = 63;
@@ -54,6 +61,9 @@ pub enum HostError {
     /// A thread cannot be started.
     #[error("a thread cannot be started: {0}")]
     Thread(std::io::Error),
+    /// What outlives the connection to the lender cannot be made.
+    #[error("the session with its lender cannot be kept: {0}")]
+    Session(std::io::Error),
 }
 
 /// The functions in this host's tree, by their leases.
@@ -67,24 +77,47 @@ pub struct HostFunctions {
     late: LateReturns,
 }
 
+/// The conversation with the lender of a function in this host's tree.
+#[derive(Clone)]
+pub(super) struct WindowConversation {
+    /// Open for as long as the function is lent.
+    pub(super) stream: Arc<dyn Stream>,
+    /// What outlives its connection, between machines, and how the lender offered that.
+    pub(super) session: Option<(MediumSession, CarriedSession)>,
+}
+
+impl WindowConversation {
+    /// Why it has ended.
+    fn end_reason(&self) -> String {
+        let reason = self.session.as_ref().and_then(|(_, session)| session.end_reason());
+        reason.map_or_else(|| "its lender released it".to_owned(), |reason| reason.to_string())
+    }
+}
+
 struct HostFunction {
     grant: Grant,
     known: KnownFunction,
     path: PathBuf,
-    stream: Arc<dyn Conversation>,
+    conversation: WindowConversation,
     /// The lease has ended here: the end of the conversation is no loss.
     ended: AtomicBool,
 }
 
 impl HostFunctions {
-    /// For a host with these NTBs, by the host that each leads to. What a former node borrowed through them is
-    /// returned.
+    /// For a host with these NTBs, by the host that each leads to.
     pub fn new(ntbs: BTreeMap<String, PciAddress>) -> HostFunctions {
-        let late = LateReturns::default();
-        if !ntbs.is_empty() {
-            return_all(|ntb| ntbs.values().any(|own| *own == ntb), &late);
+        let (functions, late) = Default::default();
+        HostFunctions { ntbs, functions, late }
+    }
+
+    /// Returns what a former node borrowed through the NTBs by leases, and this one does not go on with.
+    pub fn return_left(&self) {
+        if self.ntbs.is_empty() {
+            return;
         }
-        HostFunctions { ntbs, functions: Mutex::default(), late }
+        let own = |ntb| self.ntbs.values().any(|own| *own == ntb);
+        let here: Vec<u32> = self.all().values().map(|(it, _)| it.known.handle).collect();
+        return_all(|status| own(status.ntb) && !here.contains(&status.handle), &self.late);
     }
 
     /// The NTB that leads to a lender, with the module as its driver, and the module. To be asked before the lender is: that one
@@ -99,39 +132,44 @@ impl HostFunctions {
         Ok((ntb, Module::open()?))
     }
 
-    /// Makes the function that `place` says appear in this host, for as long as `stream` is open; its directory in
-    /// sysfs. It has `slot` until it is gone, which is after its driver has released it. `lost` is called when the lender
-    /// goes.
+    /// Makes the function at an offset and epoch of the lender's window appear in this host, for as long as `conversation` is
+    /// open; its directory in sysfs. It has `slot` until it is gone, which is after its driver has released it. `lost` is
+    /// called when the lender goes.
     ///
     /// # Errors
     /// [`HostError`]; nothing has changed.
     pub(super) fn open(
         &self,
         grant: Grant,
-        place: InWindow,
-        stream: Arc<dyn Conversation>,
+        (offset, epoch): (u64, u64),
+        conversation: WindowConversation,
         slot: FrontSlot,
         lost: OnLost,
     ) -> Result<PathBuf, HostError> {
         self.late.work_off();
         let lender = &grant.function.host;
         let (ntb, module) = self.ready(lender)?;
-        let InWindow { offset, epoch } = place;
         if epoch != grant.epoch {
             return Err(HostError::Epoch { lender: lender.clone(), epoch, lease: grant.epoch });
         }
         let name = lease_name(grant.lease, &grant.function.to_string());
         let wanted = WantedFunction { ntb, offset, epoch, name, vectors: None };
         let borrowed = module.borrow(&wanted)?;
-        let path = format!("/sys/bus/pci/devices/{:04x}:00:00.0", borrowed.domain);
-        let lease = grant.lease;
-        let function = Arc::new(HostFunction {
-            grant,
-            known: KnownFunction { handle: borrowed.handle, place: (ntb, offset, epoch) },
-            path: path.into(),
-            stream,
-            ended: AtomicBool::new(false),
-        });
+        let known = KnownFunction { handle: borrowed.handle, place: (ntb, offset, epoch) };
+        let path = folder_of(borrowed.domain);
+        let ended = AtomicBool::new(false);
+        let function = HostFunction { grant, known, path, conversation, ended };
+        self.keep(Arc::new(function), slot, lost)
+    }
+
+    /// Watches a function that is here, until its lease is [closed](HostFunctions::close).
+    fn keep(
+        &self,
+        function: Arc<HostFunction>,
+        slot: FrontSlot,
+        lost: OnLost,
+    ) -> Result<PathBuf, HostError> {
+        let lease = function.grant.lease;
         let (watched, about) = (function.clone(), Span::current());
         let watch = move || {
             // Whoever hears of a loss says by itself which lease it is.
@@ -146,11 +184,6 @@ impl HostFunctions {
         let path = function.path.clone();
         self.all().insert(lease, (function, slot));
         Ok(path)
-    }
-
-    /// The names of the functions that are here.
-    pub fn names(&self) -> Vec<String> {
-        self.all().values().map(|(function, _)| function.grant.function.to_string()).collect()
     }
 
     /// Where the function of a lease is, if it is here.
@@ -172,7 +205,7 @@ impl HostFunctions {
         function.ended.store(true, Ordering::Release);
         function.give_back(slot, &self.late);
         // Only now: the function's driver may have written to it until here.
-        function.stream.shut_down();
+        function.conversation.stream.shut_down();
         true
     }
 
@@ -238,17 +271,21 @@ impl HostFunction {
     /// Waits until it has ended; why, where that was a loss.
     fn wait_for_end(&self) -> Option<String> {
         let module = Module::open();
+        let stream = &self.conversation.stream;
+        let mut looked = false;
         loop {
             match &module {
-                Ok(module) => self.stream.wait_closed_or(module.as_fd()),
-                Err(_) => self.stream.wait_closed(),
+                // What has changed before is looked at first.
+                Ok(_) if !std::mem::replace(&mut looked, true) => {}
+                Ok(module) => stream.wait_closed_or(module.as_fd()),
+                Err(_) => stream.wait_closed(),
             }
             if self.ended.load(Ordering::Acquire) {
                 return None;
             }
-            if self.stream.is_closed() {
+            if stream.is_closed() {
                 self.lose();
-                return Some("its lender released it".to_owned());
+                return Some(self.conversation.end_reason());
             }
             let Ok(module) = &module else { continue };
             module.changes();
@@ -294,13 +331,18 @@ fn is_of_lease(name: &str) -> bool {
     now || name.contains(" by lease ")
 }
 
-/// Returns all that was borrowed through some NTBs by leases.
-fn return_all(through: impl Fn(PciAddress) -> bool, late: &LateReturns) {
+/// The directory of the function that is alone in this PCI domain.
+fn folder_of(domain: u32) -> PathBuf {
+    format!("/sys/bus/pci/devices/{domain:04x}:00:00.0").into()
+}
+
+/// Returns those that were borrowed by leases and are `left`.
+fn return_all(left: impl Fn(&ModuleStatus) -> bool, late: &LateReturns) {
     // Without the module nothing is borrowed.
     let Ok(module) = Module::open() else { return };
     let handles = module.handles().unwrap_or_default();
     for status in handles.into_iter().filter_map(|handle| module.status(handle).ok()) {
-        if !through(status.ntb) || !is_of_lease(&status.name) {
+        if !left(&status) || !is_of_lease(&status.name) {
             continue;
         }
         tracing::info!(function = status.name, "a lease that a former node left was returned");

@@ -16,13 +16,16 @@ use rackbus_pci::vfio_user::{
 };
 
 use super::attach::because_of;
+use super::host::{SavedInHost, WindowConversation};
 use super::{Attachment, BorrowedFunctions, Open};
 use crate::front::{MediumConversation, PlacedDevice};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
-use crate::handover::state::{ClientState, FrontState, SavedBorrow, SavedState, ShapeState};
+use crate::handover::state::{
+    ClientState, FrontState, SavedBorrow, SavedState, ShapeState, SharedRegisters,
+};
 use crate::lendable::NotSaved;
-use crate::remote::{AbsentDevice, NotHeritable, OnLost, RemoteDevice};
+use crate::remote::{AbsentDevice, LenderConversation, NotHeritable, OnLost, RemoteDevice};
 use crate::sessions::HeldSession;
 
 /// How long a front may take to answer: with the gate closed, everybody else waits with it.
@@ -33,6 +36,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 pub struct SavedLeases {
     /// As another process continues with them.
     pub states: Vec<SavedBorrow>,
+    /// Those in this host's own PCI tree.
+    pub in_host: Vec<SavedInHost>,
     fronts: Vec<(MediumConversation, SavedSession)>,
     sessions: Vec<CarriedSession>,
 }
@@ -56,6 +61,7 @@ impl BorrowedFunctions {
     /// [`HandOverError`]; all go on then.
     pub(crate) fn save(&self, parcel: &mut Parcel) -> Result<SavedLeases, HandOverError> {
         let mut all = SavedLeases::default();
+        (all.in_host, all.sessions) = self.in_host.save(parcel)?;
         for open in self.every() {
             let server = open.server();
             let Some(server) = &*server else { continue };
@@ -80,11 +86,19 @@ impl BorrowedFunctions {
     pub(crate) fn resume(
         &self,
         decided: Borrower,
-        states: Vec<SavedBorrow>,
+        (states, in_host): (Vec<SavedBorrow>, Vec<SavedInHost>),
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<()> {
         self.decide(|borrower| *borrower = decided);
+        for saved in in_host {
+            let _about = lease_span(saved.grant.lease).entered();
+            let lost = saved.grant.clone();
+            if let Err(reason) = self.resume_in_host(saved, descriptors, link) {
+                tracing::error!(reason, "a function in this host's own PCI tree cannot go on");
+                self.listener.lender_lost(&lost, &reason);
+            }
+        }
         // Until all are there, none of them knows what it is to reach.
         let resuming = self.peers.resuming();
         for SavedBorrow { grant, listener, client, user, was_used } in states {
@@ -124,6 +138,36 @@ impl BorrowedFunctions {
         Ok(())
     }
 
+    /// A function in this host's own PCI tree.
+    fn resume_in_host(
+        &self,
+        mut saved: SavedInHost,
+        descriptors: &mut ParcelDescriptors,
+        link: &dyn Link,
+    ) -> Result<(), String> {
+        fn said(error: impl std::fmt::Display) -> String {
+            error.to_string()
+        }
+        let grant = &saved.grant;
+        // Nobody else's runs in a process that has just begun.
+        let slot = self.fence.begin_front(grant.lease, Duration::ZERO).map_err(said)?;
+        let conversation = match (saved.session.take(), saved.conversation) {
+            (Some((offered, state)), _) => self
+                .window_session(grant, offered, HeldSession::Resumed(&state), None)
+                .map_err(said)?,
+            (None, Some(number)) => {
+                let handle = descriptors.take_handle(number).map_err(said)?;
+                let stream = link.conversation(handle).map_err(said)?;
+                WindowConversation { stream, session: None }
+            }
+            (None, None) => return Err("it has no conversation with its lender".to_owned()),
+        };
+        let (stream, lost) = (conversation.stream.clone(), self.on_host_lost(grant));
+        let resumed = self.in_host.resume(saved, conversation, slot, lost);
+        // Its lender takes it away, which is also what has the module lose it.
+        resumed.inspect_err(|_| stream.shut_down())
+    }
+
     fn resume_client(
         &self,
         open: &Arc<Open>,
@@ -131,8 +175,17 @@ impl BorrowedFunctions {
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<ResumedClient> {
-        let ClientState { stream, conversation, shape, fixed, lender, lent, front, windows } =
-            client;
+        let ClientState {
+            stream,
+            conversation,
+            shape,
+            fixed,
+            lender,
+            lent,
+            front,
+            windows,
+            registers,
+        } = client;
         open.was_used.store(true, Ordering::Release);
         if let Err(error) = open.lent_out.resume(lent) {
             tracing::error!(%error, "memory that was lent before the restart is beyond the host's limit");
@@ -150,7 +203,13 @@ impl BorrowedFunctions {
                 self.resume_carried(open, front, shape.clone(), descriptors)
             }
             (None, _) => Err("it was lost before this node was restarted".to_owned()),
-            (Some(lender), None) => Ok(self.resume_remote(open, lender, shape.clone(), windows)),
+            (Some(lender), None) => {
+                let device =
+                    RemoteDevice::resume(lender, shape.clone(), self.opener(open).on_lost());
+                // Before anything is said to the lender: where it is lost, they are to show that.
+                inherit_registers(&device.conversation(), registers, descriptors)?;
+                Ok(self.resume_remote(open, device, shape.clone(), windows))
+            }
             (Some(lender), Some(front)) => {
                 self.resume_front(open, lender, front, shape.clone(), descriptors)
             }
@@ -169,11 +228,10 @@ impl BorrowedFunctions {
     fn resume_remote(
         &self,
         open: &Arc<Open>,
-        lender: Arc<dyn Stream>,
+        device: RemoteDevice,
         shape: DeviceShape,
         had: Vec<(u64, u64)>,
     ) -> Box<dyn ServedDevice> {
-        let device = RemoteDevice::resume(lender, shape.clone(), self.opener(open).on_lost());
         let device = device.counted_by(open.lent_out.clone());
         let conversation = device.conversation();
         let windows = Box::new(conversation.clone());
@@ -243,6 +301,19 @@ impl BorrowedFunctions {
     }
 }
 
+/// The lender's function has these registers in memory, which its user has mapped.
+fn inherit_registers(
+    lender: &LenderConversation,
+    registers: Vec<SharedRegisters>,
+    descriptors: &mut ParcelDescriptors,
+) -> std::io::Result<()> {
+    for SharedRegisters { bar, memory, length } in registers {
+        let inherited = lender.inherit_registers(bar, descriptors.take(memory)?, length);
+        inherited.map_err(std::io::Error::other)?;
+    }
+    Ok(())
+}
+
 impl SavedLeases {
     fn save_client(
         &mut self,
@@ -275,6 +346,13 @@ impl SavedLeases {
             Some(Attachment::Medium(..)) | None => (None, None),
         };
         let lender = lender.map(|handle| parcel.put_handle(handle)).transpose()?;
+        let mut registers = Vec::new();
+        if let Some(Attachment::Function(conversation)) = &*attachment {
+            let shared = conversation.shared_registers().map_err(std::io::Error::other)?;
+            for (bar, file, length) in shared {
+                registers.push(SharedRegisters { bar, memory: parcel.put(file.as_fd())?, length });
+            }
+        }
         Ok(ClientState {
             stream: parcel.put(client.stream.as_fd())?,
             conversation: client.conversation.clone(),
@@ -284,6 +362,7 @@ impl SavedLeases {
             lent: open.lent_out.ranges(),
             front,
             windows: open.windows(),
+            registers,
         })
     }
 }

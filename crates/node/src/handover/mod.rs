@@ -16,6 +16,7 @@ pub(crate) mod state;
 
 pub use state::StateVersions;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -26,14 +27,16 @@ use rackbus_lease::UnderWay;
 use rackbus_link::Link;
 use rackbus_memory::Gate;
 use rackbus_memory::gate::NotClosed;
+use rackbus_metal::SavedWindow;
 use rackbus_pci::SaveError;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::borrower::BorrowedFunctions;
 use crate::lender::LentFunctions;
 use crate::segments::Segments;
+use crate::vfio::Ntbs;
 use parcel::{Parcel, ParcelDescriptors};
-use state::{AgentState, Listeners, NodeState, VERSION};
+use state::{AgentState, Listeners, NodeState, VERSION, WithDescriptors};
 
 /// How long conversations may take to come to rest. Those that rest already wait meanwhile, and their
 /// peers with them: below the link's time limit and QEMU's.
@@ -78,14 +81,19 @@ pub enum HandOverError {
     /// Processes of the host share memory, which cannot be passed on.
     #[error("processes of the host share memory or have connected to that of others ({0})")]
     Segments(String),
-    /// A host's kernel has a function, through an NTB.
-    #[error("{function} is in another host's own PCI tree, and would be lost there")]
+    /// The conversation with a user's node has the connection that it began with and no other, as those of older nodes about
+    /// functions in their hosts' own PCI trees.
+    #[error(
+        "{function} would be lost: its borrower's node knows no sessions for functions in its own PCI tree"
+    )]
     Window {
         /// Name of the function in the rack.
         function: String,
     },
-    /// A host's kernel has functions of others.
-    #[error("this host's own PCI tree has functions of other hosts, which would be lost: {0}")]
+    /// A host's kernel has a function of another host, whose node is older.
+    #[error(
+        "{0} is in this host's own PCI tree, and would be lost: its lender's node knows no sessions for that"
+    )]
     InHost(String),
     /// A lost connection ends the use of the function.
     #[error(
@@ -222,6 +230,7 @@ pub struct HandOver {
     pub(crate) lender: Arc<LentFunctions>,
     pub(crate) borrower: Arc<BorrowedFunctions>,
     pub(crate) segments: Arc<Segments>,
+    pub(crate) ntbs: Arc<Ntbs>,
     pub(crate) link: Arc<dyn Link>,
     /// `None` where the link has nothing to pass on.
     pub(crate) listeners: Option<Listeners<OwnedFd>>,
@@ -284,6 +293,10 @@ impl HandOver {
         let mut borrowed = self.borrower.save(&mut parcel)?;
         let mut saved = self.lender.save(&mut parcel)?;
         saved.settle(SETTLE)?;
+        let mut windows = BTreeMap::new();
+        for (host, SavedWindow { state, descriptors }) in self.ntbs.save()? {
+            windows.insert(host, WithDescriptors::new(state, &descriptors, &mut parcel)?);
+        }
         // The last one, so that the numbers of the others are those of every version.
         let requests = self.program.requests();
         let requests = requests.map(|it| parcel.put(it)).transpose()?;
@@ -296,8 +309,10 @@ impl HandOver {
             agent,
             lender: self.lender.fence(),
             lent: std::mem::take(&mut saved.states),
+            windows,
             levels: std::mem::take(&mut saved.levels),
             borrowed: std::mem::take(&mut borrowed.states),
+            in_host: std::mem::take(&mut borrowed.in_host),
             listeners,
             requests,
         };

@@ -4,7 +4,7 @@
 //! checked for its version and for what a fault could spoil, not for malice.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rackbus_devices::{class, upstream as upstream_class};
@@ -12,6 +12,7 @@ use rackbus_lease::{Borrower, Grant, Incarnation, Lender};
 use rackbus_link::OfferedMedium;
 use rackbus_memory::Stream;
 use rackbus_memory::exchange::{CarriedSessionState, STATE_VERSION};
+use rackbus_metal::{LoanState, NtbWindowState, SavedLoan};
 use rackbus_pci::BarMemory;
 use rackbus_pci::vfio_user::{
     DeviceShape, RegionShape, RestingConversation, SavedSession, SessionState, SharedPart,
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::HandOverError;
 use super::parcel::{Parcel, ParcelDescriptors};
 
+use crate::borrower::host::SavedInHost;
 use crate::lent_out::LentRange;
 use crate::sessions::{LentSession, LentSessionState};
 use crate::users::VmUser;
@@ -28,8 +30,9 @@ use crate::{upstream, vfio};
 
 /// The version of [`NodeState`]. Since version 3 it has sessions with other machines, since version 4 the socket that
 /// requests of the host are answered at, since version 5 the VMs whose leases end with them, since version 6 the service
-/// levels of functions that begin anew, and which leases were used, since version 7 until when strict leases are served.
-pub const VERSION: u32 = 7;
+/// levels of functions that begin anew, and which leases were used, since version 7 until when strict leases are served, since
+/// version 8 functions in hosts' own PCI trees, and registers that users have as memory.
+pub const VERSION: u32 = 8;
 
 /// The versions of all that is written down: whoever goes on knows these.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +44,9 @@ pub struct StateVersions {
     /// Of exchanges with other machines. Programs that know none refuse the version of the node.
     #[serde(default)]
     pub exchange: u32,
+    /// Of NTBs' windows. Programs that know none refuse the version of the node.
+    #[serde(default)]
+    pub window: u32,
     /// Of device models, by their classes.
     pub classes: BTreeMap<String, u32>,
 }
@@ -57,6 +63,7 @@ impl StateVersions {
             node: VERSION,
             function: rackbus_pci::state::VERSION,
             exchange: STATE_VERSION,
+            window: rackbus_metal::STATE_VERSION,
             classes: classes.collect(),
         }
     }
@@ -76,6 +83,7 @@ impl StateVersions {
         known("a node", self.node, here.node)?;
         known("a function", self.function, here.function)?;
         known("an exchange", self.exchange, here.exchange)?;
+        known("a window", self.window, here.window)?;
         for (class, version) in &self.classes {
             let ours = here.classes.get(class).copied().unwrap_or(0);
             known(&format!("a device of kind {class}"), *version, ours)?;
@@ -100,11 +108,17 @@ pub struct NodeState {
     pub agent: AgentState,
     pub lender: Lender,
     pub lent: BTreeMap<String, LentState>,
+    /// The NTBs' windows in which some of these are lent, by the host that each leads to.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub windows: BTreeMap<String, WithDescriptors<NtbWindowState>>,
     /// The service levels that borrowers were promised, by the functions' names: a function that begins anew has no state
     /// of its own, and keeps its borrower.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub levels: BTreeMap<String, String>,
     pub borrowed: Vec<SavedBorrow>,
+    /// Functions of others in this host's own PCI tree.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_host: Vec<SavedInHost>,
     /// The sockets that the node listens on.
     pub listeners: Listeners<u32>,
     /// The socket at which the program around the node answers requests of its host, where it does.
@@ -138,12 +152,16 @@ pub struct Listeners<T> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LentState {
-    pub function: SavedState,
+    /// Nothing of a function of the machine in a window.
+    pub function: Option<SavedState>,
     /// The conversation with its user.
     pub conversation: Option<u32>,
     /// The session with its user on another machine, in the place of a conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<LentSessionState>,
+    /// What is lent of it in a window, where it is in another host's own PCI tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<WithDescriptors<LoanState>>,
     /// The service level that its borrower was promised, as programs wrote it before [`NodeState::levels`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<String>,
@@ -186,15 +204,45 @@ impl SavedState {
     }
 }
 
-impl LentState {
-    /// A function that was saved, and the conversation with its user.
+/// A value with the numbers of its descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WithDescriptors<T> {
+    state: T,
+    descriptors: Vec<u32>,
+}
+
+impl<T> WithDescriptors<T> {
+    /// A value, its descriptors in `parcel`.
     ///
     /// # Errors
     /// When it cannot be passed on.
     pub fn new(
-        saved: &SavedSession,
-        stream: Option<Arc<dyn Stream>>,
-        session: Option<&LentSession>,
+        state: T,
+        descriptors: &[OwnedFd],
+        parcel: &mut Parcel,
+    ) -> std::io::Result<WithDescriptors<T>> {
+        Ok(WithDescriptors { state, descriptors: parcel.put_all(descriptors)? })
+    }
+
+    /// The value with its descriptors.
+    ///
+    /// # Errors
+    /// When it did not come with all of them.
+    pub fn take(self, descriptors: &mut ParcelDescriptors) -> std::io::Result<(T, Vec<OwnedFd>)> {
+        Ok((self.state, descriptors.take_all(&self.descriptors)?))
+    }
+}
+
+impl LentState {
+    /// A function that was saved, or is `lent` in a window, or both, and the conversation with its user.
+    ///
+    /// # Errors
+    /// When it cannot be passed on.
+    pub fn new(
+        saved: Option<&SavedSession>,
+        lent: Option<SavedLoan>,
+        (stream, session): (Option<Arc<dyn Stream>>, Option<&LentSession>),
         parcel: &mut Parcel,
     ) -> Result<LentState, HandOverError> {
         let session = session.map(LentSession::save);
@@ -205,8 +253,12 @@ impl LentState {
             }
             _ => None,
         };
-        let function = SavedState::new(saved, parcel)?;
-        Ok(LentState { function, conversation, session, level: None })
+        let function = saved.map(|saved| SavedState::new(saved, parcel)).transpose()?;
+        let window = lent.map(|SavedLoan { state, descriptors }| {
+            WithDescriptors::new(state, &descriptors, parcel)
+        });
+        let window = window.transpose()?;
+        Ok(LentState { function, conversation, session, window, level: None })
     }
 }
 
@@ -244,6 +296,19 @@ pub struct ClientState {
     /// The windows that its lender has opened for it, each an address and a length.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<(u64, u64)>,
+    /// The registers of a function at its lender that the user has as memory: those of a front are part of its state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub registers: Vec<SharedRegisters>,
+}
+
+/// Registers of a BAR that a user has as memory.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedRegisters {
+    pub bar: u8,
+    /// The descriptor of the memory, and its bytes.
+    pub memory: u32,
+    pub length: u64,
 }
 
 /// The front of a function whose medium is elsewhere.

@@ -7,6 +7,7 @@ use rackbus_control::ControlClient;
 use rackbus_control::offers::{RackSection, SectionState};
 use rackbus_fabric::FabricHandle;
 use rackbus_memory::Gate;
+use rackbus_metal::SavedWindow;
 
 use super::{NodeError, NodeOptions, control_socket};
 use crate::handover::parcel::ParcelDescriptors;
@@ -73,8 +74,16 @@ fn lend(
         return Ok((lender, Vec::new()));
     };
     lender = lender.with_fence(state.lender.clone());
+    for (to, window) in std::mem::take(&mut state.windows) {
+        let saved = window.take(descriptors);
+        let saved = saved.map(|(state, descriptors)| SavedWindow { state, descriptors });
+        if let Err(error) = saved.and_then(|saved| options.ntbs.inherit(&to, saved)) {
+            tracing::error!(to, %error, "what was lent through an NTB is lost");
+        }
+    }
     let (states, levels) = (std::mem::take(&mut state.lent), std::mem::take(&mut state.levels));
     let sessions = lender.resume_all(&options.devices, states, levels, descriptors, &*options.link);
+    options.ntbs.end_left();
     Ok((lender, sessions))
 }
 

@@ -48,7 +48,9 @@ fn resume_borrowed(
     SuccessionProgress { received_ns, lent_in_use }: SuccessionProgress,
 ) -> std::io::Result<(NodeProcess, AgentState)> {
     let in_use = lent_in_use + state.borrowed.iter().filter(|it| it.client.is_some()).count();
-    borrower.resume(state.agent.borrowing.clone(), state.borrowed, descriptors, &*options.link)?;
+    let in_use = in_use + state.in_host.len();
+    let borrowed = (state.borrowed, state.in_host);
+    borrower.resume(state.agent.borrowing.clone(), borrowed, descriptors, &*options.link)?;
     let moments = [state.paused_ns, state.saved_ns, received_ns, monotonic_ns()];
     let pause_us = tell_pause(&options.host, in_use, moments);
     let (restarts, in_use) = (state.restarts, in_use as u64);

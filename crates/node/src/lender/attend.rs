@@ -3,11 +3,13 @@
 use rackbus_control::lease_span;
 use rackbus_lease::{ArmedFor, Placement};
 use rackbus_link::{InWindow, IncomingConnection, Purpose};
-use rackbus_memory::GatePassage;
+use rackbus_memory::exchange::session::SessionSide;
+use rackbus_memory::{Carrier, GatePassage};
 use rackbus_pci::vfio_user::RestingConversation;
 
 use super::{LendError, LentFunctions, mediums};
 use crate::lendable::{Attached, LentInWindow};
+use crate::sessions::{LentSession, keep_silent};
 
 impl LentFunctions {
     /// A node connected and wants a function: lets it in, or tells it why not. Holds the
@@ -18,11 +20,14 @@ impl LentFunctions {
             Purpose::Medium { device, lease, epoch, .. } => {
                 (device, lease, epoch, Placement::Borrower)
             }
-            Purpose::Window { device, lease, epoch } => (device, lease, epoch, Placement::Host),
+            Purpose::Window { device, lease, epoch, .. } => (device, lease, epoch, Placement::Host),
             Purpose::Resume { device, lease, epoch, secret, connection } => {
                 let borrower = incoming.hello.from.clone();
-                let holder = ArmedFor { lease, epoch, borrower, placement: Placement::Borrower };
-                return self.resume_session(incoming, &device, &holder, &secret, connection);
+                // A lease has one placement, and the secret is what proves that the session is the borrower's.
+                let admitted = self.fence.lock().admitted(&device).map(|holder| holder.placement);
+                let placement = admitted.unwrap_or(Placement::Borrower);
+                let holder = ArmedFor { lease, epoch, borrower, placement };
+                return self.resume_session(incoming, &device, &holder, (&secret, connection));
             }
             Purpose::Segments | Purpose::Network => {
                 return incoming.refuse("this is for functions");
@@ -45,10 +50,10 @@ impl LentFunctions {
         let attached = lending.and_then(|lending| {
             lent.attach(&wanted, caller, |lendable| match placement {
                 Placement::Host => {
-                    lendable.lend_in_window(&from, epoch, lending, &stream).map(Session::InWindow)
+                    lendable.lend_in_window(&from, epoch, lending, &stream).map(LentUsage::InWindow)
                 }
                 Placement::Lender | Placement::Borrower => {
-                    lendable.attach(lending, &stream).map(Session::Attached)
+                    lendable.attach(lending, &stream).map(LentUsage::Attached)
                 }
             })
         });
@@ -62,21 +67,24 @@ impl LentFunctions {
         };
         tracing::info!(device, from, epoch, %placement, "function attached");
         match &session {
-            Session::Attached(session) if placement == Placement::Borrower => {
+            LentUsage::Attached(session) if placement == Placement::Borrower => {
                 session.share_medium(carrier.is_some());
                 let carried = carrier.zip(carried);
                 // Files are given on the same machine, and nothing is to be moved.
                 let lane = carried.as_ref().and_then(|_| self.lanes.target(&incoming));
                 mediums::serve(&lent, incoming, &**session, carried, lane, passage);
             }
-            Session::Attached(session) => {
+            LentUsage::Attached(session) => {
                 if incoming.accept().is_ok() {
                     lent.hold(&*stream, session, RestingConversation::default(), passage);
                 }
             }
-            Session::InWindow(LentInWindow { offset, .. }) => {
-                let place = InWindow { offset: *offset, epoch };
-                if incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok()) {
+            LentUsage::InWindow(LentInWindow { offset, .. }) => {
+                let session = carried.as_ref().map(|session| session.offer(None));
+                let place = InWindow { offset: *offset, epoch, session };
+                if incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok())
+                    && is_kept(carried.map(|session| (carrier, session)))
+                {
                     lent.hold_medium(&*stream, passage);
                 }
             }
@@ -89,8 +97,18 @@ impl LentFunctions {
     }
 }
 
+/// Has the session of a function in a window go on by itself, by this connection or the next one, where it outlives its
+/// connections; false when it cannot.
+pub(super) fn is_kept(session: Option<(Option<Box<dyn Carrier>>, LentSession)>) -> bool {
+    let Some((first, session)) = session else { return true };
+    let kept = keep_silent(session.carried(), SessionSide::Answers, first);
+    let kept =
+        kept.inspect_err(|error| tracing::error!(%error, "a window's session cannot be kept"));
+    kept.is_ok()
+}
+
 /// A function in the hands of a borrower.
-enum Session {
+pub(super) enum LentUsage {
     /// Of a driver or a front.
     Attached(Box<dyn Attached>),
     /// Of a host's kernel.

@@ -166,6 +166,12 @@ impl LentFunction {
         }
     }
 
+    /// Has a function that is lent in a window do nothing for its borrower, or go on; false when it is not lent so.
+    pub(super) fn pause_in_window(&self, on: bool) -> bool {
+        let windows = self.lendable.windows().filter(|windows| windows.is_lent());
+        windows.inspect(|windows| windows.pause(on)).is_some()
+    }
+
     pub(super) fn rests(&self, at: Option<RestingConversation>) {
         if let Some(session) = &mut self.lock().session {
             session.at = at;

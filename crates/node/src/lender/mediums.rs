@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rackbus_control::lease_span;
 use rackbus_lease::{ArmedFor, Placement};
-use rackbus_link::{IncomingConnection, OfferedMedium, Secret};
+use rackbus_link::{IncomingConnection, OfferedMedium, Purpose, Secret};
 use rackbus_memory::exchange::lane::CarriedLane;
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carried, Carrier, GatePassage, Stream};
@@ -15,13 +15,18 @@ use crate::lendable::Attached;
 use crate::sessions::LentSession;
 
 impl LentFunctions {
-    /// Who `incoming` is as a user, and what carries a medium's operations to its front on another machine.
+    /// Who `incoming` is as a user, and what carries a medium's operations to its front on another machine, or the session of
+    /// a function in a window.
     pub(super) fn caller(
         &self,
         incoming: &IncomingConnection,
         placement: Placement,
     ) -> std::io::Result<(InUse, Option<Box<dyn Carrier>>)> {
-        let carrier = incoming.stream.carrier().filter(|_| placement == Placement::Borrower);
+        let held = match incoming.hello.service {
+            Purpose::Window { held, .. } => held,
+            _ => placement == Placement::Borrower,
+        };
+        let carrier = held.then(|| incoming.stream.carrier()).flatten();
         let begin = || LentSession::begin(&incoming.hello.from, self.hold);
         let session = carrier.is_some().then(begin).transpose()?;
         let stream: Arc<dyn Stream> = match &session {
@@ -38,8 +43,7 @@ impl LentFunctions {
         incoming: IncomingConnection,
         device: &str,
         holder: &ArmedFor,
-        secret: &Secret,
-        connection: u64,
+        (secret, connection): (&Secret, u64),
     ) {
         let _about = lease_span(holder.lease).entered();
         let resumed = self.find(device).and_then(|lent| {

@@ -9,16 +9,19 @@ use rackbus_control::lease_span;
 use rackbus_lease::{Lender, Placement};
 use rackbus_link::Link;
 use rackbus_memory::{Gate, Stream};
+use rackbus_metal::{LoanState, SavedLoan};
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 use tracing::Span;
 
+use super::attend::{LentUsage, is_kept};
 use super::{InUse, LentFunction, LentFunctions, SessionEnd};
 use crate::handover::HandOverError;
 use crate::handover::parcel::{Parcel, ParcelDescriptors};
-use crate::handover::state::LentState;
-use crate::lendable::{Attached, Lendable, NotSaved, User};
+use crate::handover::state::{LentState, WithDescriptors};
+use crate::lendable::{Lendable, NotSaved, User};
 use crate::sessions::{LentSession, LentSessionState};
+use crate::vfio::WindowLending;
 use crate::{upstream, vfio};
 
 /// Functions that were saved. They go on here when this is dropped.
@@ -29,6 +32,8 @@ pub struct SavedFunctions {
     /// The service levels that their borrowers were promised, also those of functions without anything to continue with.
     pub levels: BTreeMap<String, String>,
     saved: Vec<(Arc<LentFunction>, SavedSession)>,
+    /// Functions in windows, which do nothing for their borrowers.
+    paused: Vec<Arc<LentFunction>>,
     sessions: Vec<LentSession>,
 }
 
@@ -57,6 +62,9 @@ impl Drop for SavedFunctions {
         for (lent, saved) in std::mem::take(&mut self.saved) {
             lent.lendable.take_back(saved);
         }
+        for lent in &self.paused {
+            lent.pause_in_window(false);
+        }
         self.sessions.iter().for_each(|session| session.carried().take_back());
     }
 }
@@ -64,7 +72,7 @@ impl Drop for SavedFunctions {
 /// A function that continues with its user.
 pub struct ResumedSession {
     lent: Arc<LentFunction>,
-    session: Box<dyn Attached>,
+    session: LentUsage,
     stream: Arc<dyn Stream>,
     conversation: RestingConversation,
     placement: Placement,
@@ -89,10 +97,8 @@ impl LentFunctions {
             let state = lent.lock();
             let Some(InUse { stream, session, .. }) = &state.session else { continue };
             let function = || format!("{}/{name}", self.host);
-            let holder = self.fence.lock().admitted(name).cloned();
-            let in_window = holder.is_some_and(|holder| holder.placement == Placement::Host);
             match session {
-                None if in_window || stream.handle().is_none() => {
+                None if stream.handle().is_none() => {
                     return Err(HandOverError::Window { function: function() });
                 }
                 // The session's own hold is longer, so that the borrower's ends first.
@@ -124,10 +130,13 @@ impl LentFunctions {
                 }
                 None => None,
             };
+            // First, so that all interrupts of a model are among what is saved of it.
+            if lent.pause_in_window(true) {
+                all.paused.push(lent.clone());
+            }
             let from = attached.as_ref().map(|(.., at)| at.clone()).unwrap_or_default();
             let saved = match lent.lendable.save(from, self.patience / 10) {
-                Ok(Some(saved)) => saved,
-                Ok(None) => continue,
+                Ok(saved) => saved,
                 // Without a user there is nothing that a new one would not have.
                 Err(NotSaved::Refused(SaveError::Unsupported))
                     if attached.is_none() && lent.promised().is_none() =>
@@ -140,10 +149,16 @@ impl LentFunctions {
                 }
             };
             drop(state);
+            let windows = lent.lendable.windows();
+            let in_window = windows.map_or(Ok(None), WindowLending::save)?;
+            if saved.is_none() && in_window.is_none() {
+                continue;
+            }
             let (stream, session) = attached.map(|(stream, session, _)| (stream, session)).unzip();
             let session = session.flatten();
-            let stated = LentState::new(&saved, stream, session.as_ref(), parcel);
-            all.saved.push((lent.clone(), saved));
+            let with = (stream, session.as_ref());
+            let stated = LentState::new(saved.as_ref(), in_window, with, parcel);
+            all.saved.extend(saved.map(|saved| (lent.clone(), saved)));
             all.sessions.extend(session);
             all.states.insert(name.clone(), stated?);
         }
@@ -273,29 +288,64 @@ impl LentFunctions {
         descriptors: &mut ParcelDescriptors,
         link: &dyn Link,
     ) -> std::io::Result<Option<ResumedSession>> {
-        let LentState { function, conversation, session, level: _ } = state;
-        let saved = function.take(descriptors)?;
-        if !lent.lendable.continues(saved.state.function.class()) {
-            abandon(&saved);
+        let LentState { function, conversation, session, window, level: _ } = state;
+        let saved = function.map(|function| function.take(descriptors)).transpose()?;
+        let class = saved.as_ref().map(|saved| saved.state.function.class());
+        if class.is_some_and(|class| !lent.lendable.continues(class)) {
+            saved.iter().for_each(abandon);
             return Err(std::io::Error::other(
                 "the rack file has another kind of device there now",
             ));
         }
         let user = self.resumed_user(lent, (conversation, session), descriptors, link);
-        let (user, session) = user.inspect_err(|_| abandon(&saved))?;
+        let (user, session) = user.inspect_err(|_| saved.iter().for_each(abandon))?;
         let stream = user.as_ref().map(|user| user.stream.clone());
-        let resumed = lent.lendable.resume(saved, user)?;
+        let placement = self.fence.lock().admitted(&lent.name).map(|holder| holder.placement);
+        let placement = placement.unwrap_or_default();
+        let resumed = match (placement, user) {
+            (Placement::Host, user) => {
+                let lent_so = (user, window, &session);
+                Some(self.resume_in_window(lent, saved, lent_so, descriptors)?)
+            }
+            (_, user) => {
+                let missing = || std::io::Error::other("nothing of it was saved");
+                let resumed = lent.lendable.resume(saved.ok_or_else(missing)?, user)?;
+                resumed.map(|(session, conversation)| (LentUsage::Attached(session), conversation))
+            }
+        };
         let carried = session.is_some();
         let carried_session = session;
         let session = resumed.zip(stream).map(|((session, conversation), stream)| {
             lent.lock().session =
                 Some(InUse { stream: stream.clone(), session: carried_session, at: None });
-            let holder = self.fence.lock().admitted(&lent.name).cloned();
-            let placement = holder.map(|holder| holder.placement).unwrap_or_default();
             let (lent, about) = (lent.clone(), Span::current());
             ResumedSession { lent, session, stream, conversation, placement, carried, about }
         });
         Ok(session)
+    }
+
+    /// Goes on with a function in another host's own PCI tree.
+    fn resume_in_window(
+        &self,
+        lent: &LentFunction,
+        saved: Option<SavedSession>,
+        (user, window, session): (
+            Option<User>,
+            Option<WithDescriptors<LoanState>>,
+            &Option<LentSession>,
+        ),
+        descriptors: &mut ParcelDescriptors,
+    ) -> std::io::Result<(LentUsage, RestingConversation)> {
+        let missing = || std::io::Error::other("it was taken from its borrower meanwhile");
+        let (user, window) = user.zip(window).ok_or_else(missing)?;
+        let (state, descriptors) = window.take(descriptors)?;
+        let borrower = self.borrower_of(&lent.name)?;
+        let loan = (&borrower[..], SavedLoan { state, descriptors });
+        let resumed = lent.lendable.resume_in_window(saved, user, loan)?;
+        if !is_kept(session.clone().map(|session| (None, session))) {
+            return Err(missing());
+        }
+        Ok((LentUsage::InWindow(resumed), RestingConversation::default()))
     }
 
     /// Who was attached to a function, by the number of its conversation or by its session on another machine.
@@ -355,12 +405,15 @@ impl ResumedSession {
             let end = SessionEnd(&lent);
             // Behind `end`, so that it is scrubbed first also where this thread panics.
             let session = session;
-            match placement {
-                Placement::Lender => lent.hold(&*stream, &session, conversation, &passage),
-                Placement::Borrower | Placement::Host => {
+            match &session {
+                LentUsage::Attached(session) if placement == Placement::Lender => {
+                    lent.hold(&*stream, session, conversation, &passage);
+                }
+                LentUsage::Attached(session) => {
                     session.share_medium(carried);
                     lent.hold_medium(&*stream, &passage);
                 }
+                LentUsage::InWindow(_) => lent.hold_medium(&*stream, &passage),
             }
             drop(session);
             drop(end);
@@ -379,8 +432,8 @@ fn abandon(saved: &SavedSession) {
 
 /// Ends what a function reaches that another process had and that does not go on here, where something does.
 fn abandon_state(state: LentState, descriptors: &mut ParcelDescriptors) {
-    match state.function.take(descriptors) {
-        Ok(saved) => abandon(&saved),
+    match state.function.map(|function| function.take(descriptors)).transpose() {
+        Ok(saved) => saved.iter().for_each(abandon),
         Err(error) => tracing::error!(%error, "the state of a function cannot be read"),
     }
 }

@@ -31,8 +31,7 @@ use rackbus_control::api::{DeviceReport, ReportedIdentity};
 use rackbus_devices::vfio::PhysicalFunction;
 use rackbus_devices::{Folders, RackDevice};
 use rackbus_memory::{Lending, RefusalBurst, Stream};
-use rackbus_metal::LentWindow;
-use rackbus_pci::SaveError;
+use rackbus_metal::{LentWindow, SavedLoan};
 use rackbus_pci::vfio_user::{PassthroughSession, RestingConversation, SavedSession};
 use rackbus_vfio::facts::{Facts, is_vfio};
 use rackbus_vfio::{Binding, Bindings, Container, IommuFault, PciAddress, VfioDevice, VfioError};
@@ -320,12 +319,8 @@ impl Lendable for Physical {
         _limit: Duration,
     ) -> Result<Option<SavedSession>, NotSaved> {
         let opened = locked(&self.shared.opened).clone();
-        let Some(opened) = opened else {
-            return match self.windows.is_lent() {
-                true => Err(NotSaved::Refused(SaveError::Unsupported)),
-                false => Ok(None),
-            };
-        };
+        // In a window there is nothing of it that the window has not.
+        let Some(opened) = opened else { return Ok(None) };
         // What this has not seen of the function's end, the next process does.
         let watch = locked(&self.shared.watch).take();
         drop(watch);
@@ -334,6 +329,25 @@ impl Lendable for Physical {
             self.shared.watch(&self.name, &opened);
         }
         saved.map(Some).map_err(NotSaved::Refused)
+    }
+
+    fn windows(&self) -> Option<&WindowLending> {
+        Some(&self.windows)
+    }
+
+    fn resume_in_window(
+        &self,
+        _saved: Option<SavedSession>,
+        user: User,
+        (borrower, lent): (&str, SavedLoan),
+    ) -> io::Result<LentInWindow> {
+        // It is taken: what somebody gives back meanwhile waits for this process to close it.
+        let address = lent.state.address();
+        *locked(&self.taken) = address;
+        let facts = self.take().map_err(io::Error::other)?;
+        let User { lending, stream, .. } = user;
+        let loan = (borrower, lent);
+        self.windows.lend_machine_again(&self.name, facts, &lending, loan, &stream)
     }
 
     fn continues(&self, class: &str) -> bool {

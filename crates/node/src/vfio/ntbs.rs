@@ -1,6 +1,7 @@
 //! The NTBs of a host, through which its functions are lent to other hosts' own kernels.
 //!
-//! An NTB is taken and opened when the node's functions are made ready, and stays open until the node ends.
+//! An NTB is taken and opened when the node's functions are made ready, and stays open until the node ends. When the node is
+//! restarted in place, one through which something is lent is passed on as it is; others are opened anew.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::Stream;
-use rackbus_metal::LentWindow;
+use rackbus_metal::{LentWindow, SavedWindow};
 use rackbus_vfio::{Bindings, PciAddress, VfioError};
 
 use super::conversations::Conversations;
@@ -99,6 +100,51 @@ impl Ntbs {
             }
         }
         true
+    }
+
+    /// The windows in which something is lent, by the host that each leads to, as another process goes on with them.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub(crate) fn save(&self) -> io::Result<BTreeMap<String, SavedWindow>> {
+        let mut all = BTreeMap::new();
+        for (host, window) in &locked(&self.open).windows {
+            if let Some(saved) = window.save()? {
+                all.insert(host.clone(), saved);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Goes on with the window to `host` that another process had. Where that fails, nothing of it is reached any more, and
+    /// what was lent there is lost.
+    ///
+    /// # Errors
+    /// When the NTB is not the one to that host, or not as it was.
+    pub(crate) fn inherit(&self, host: &str, saved: SavedWindow) -> io::Result<()> {
+        let ntb = saved.state.ntb();
+        if self.to(host) != Some(ntb) {
+            return Err(io::Error::other(format!("the NTB {ntb} does not lead to {host}")));
+        }
+        // It is taken: to bind it anew would wait for this process.
+        let facts = Bindings::here().sysfs().facts(ntb).map_err(io::Error::other)?;
+        let window = LentWindow::again(facts, saved).map_err(io::Error::other)?;
+        locked(&self.open).windows.insert(host.to_owned(), Arc::new(window));
+        Ok(())
+    }
+
+    /// Takes away what another process lent in the windows and nobody went on with.
+    pub(crate) fn end_left(&self) {
+        locked(&self.open).windows.values().for_each(|window| window.end_left());
+    }
+
+    /// The window to `borrower` that another process had.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn passed_on_to(&self, borrower: &str) -> io::Result<Arc<LentWindow>> {
+        let window = locked(&self.open).windows.get(borrower).cloned();
+        window.ok_or_else(|| io::Error::other(format!("no window to {borrower} was passed on")))
     }
 
     /// The window to a host, opened anew where the NTB is not as it was.

@@ -1,15 +1,15 @@
 //! Lending a function to another host's own kernel, through the NTB that leads there.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use rackbus_memory::{Lending, Revoker, Stream};
-use rackbus_metal::{LentWindow, MetalError, OnTakenAway, WindowLoan};
+use rackbus_memory::{Lending, MemoryHandle, Revoker, Stream};
+use rackbus_metal::{LentWindow, LoanHandle, MetalError, OnTakenAway, SavedLoan, WindowLoan};
 use rackbus_pci::vfio_user::ServedDevice;
+use rackbus_vfio::Facts;
 use tracing::Span;
 
-use super::Ntbs;
+use super::{Ntbs, locked};
 use crate::lendable::LentInWindow;
 
 /// How a function is lent in windows, and whether it is.
@@ -17,7 +17,8 @@ use crate::lendable::LentInWindow;
 pub struct WindowLending {
     ntbs: Arc<Ntbs>,
     taker: String,
-    lent: Arc<AtomicBool>,
+    /// The function, while it is lent so.
+    lent: Arc<Mutex<Option<LoanHandle>>>,
 }
 
 impl WindowLending {
@@ -41,7 +42,69 @@ impl WindowLending {
 
     /// Whether the function is lent so.
     pub(crate) fn is_lent(&self) -> bool {
-        self.lent.load(Ordering::Relaxed)
+        locked(&self.lent).is_some()
+    }
+
+    /// Has the function that is lent so do nothing for its borrower, and lose nothing, or go on.
+    pub(crate) fn pause(&self, on: bool) {
+        let lent = locked(&self.lent).clone();
+        if let Some(lent) = lent {
+            lent.pause(on);
+        }
+    }
+
+    /// The function as another process goes on with it in its window, while it is paused; nothing of one that is not lent so,
+    /// or is being taken away.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub(crate) fn save(&self) -> io::Result<Option<SavedLoan>> {
+        let lent = locked(&self.lent).clone();
+        lent.map_or(Ok(None), |lent| lent.save())
+    }
+
+    /// The memory of `borrower`, as a model reaches it that goes on in a window of another process.
+    ///
+    /// # Errors
+    /// When there is no such window.
+    pub(crate) fn memory_of(&self, borrower: &str) -> io::Result<MemoryHandle> {
+        self.ntbs.passed_on_to(borrower)?.memory().map_err(io::Error::other)
+    }
+
+    /// Goes on with the function `name` of another process in the window to `borrower`, as [`lend`](WindowLending::lend) lends
+    /// one.
+    ///
+    /// # Errors
+    /// When there is no such window, or it cannot be gone on with.
+    pub(crate) fn lend_again(
+        &self,
+        name: &str,
+        device: (Box<dyn ServedDevice>, Revoker),
+        lending: &Lending,
+        (borrower, saved): (&str, SavedLoan),
+        conversation: &Arc<dyn Stream>,
+    ) -> io::Result<LentInWindow> {
+        let window = self.ntbs.passed_on_to(borrower)?;
+        let lend =
+            |window: &LentWindow, lost| window.lend_model_again(name, device, lending, saved, lost);
+        self.lend_through(&window, name, conversation, lend)
+    }
+
+    /// The same with the function of this machine that has these facts.
+    ///
+    /// # Errors
+    /// As [`lend_again`](WindowLending::lend_again).
+    pub(super) fn lend_machine_again(
+        &self,
+        name: &str,
+        facts: Facts,
+        lending: &Lending,
+        (borrower, saved): (&str, SavedLoan),
+        conversation: &Arc<dyn Stream>,
+    ) -> io::Result<LentInWindow> {
+        let window = self.ntbs.passed_on_to(borrower)?;
+        let lend = |window: &LentWindow, lost| window.lend_again(facts, lending, saved, lost);
+        self.lend_through(&window, name, conversation, lend)
     }
 
     /// Lends the function `name` that `device` models to the kernel of a host, for the lease of this epoch, with what takes
@@ -75,6 +138,16 @@ impl WindowLending {
         lend: impl FnOnce(&LentWindow, OnTakenAway) -> Result<WindowLoan, MetalError>,
     ) -> io::Result<LentInWindow> {
         let window = self.ntbs.window_to(borrower, &self.taker)?;
+        self.lend_through(&window, name, conversation, lend)
+    }
+
+    fn lend_through(
+        &self,
+        window: &LentWindow,
+        name: &str,
+        conversation: &Arc<dyn Stream>,
+        lend: impl FnOnce(&LentWindow, OnTakenAway) -> Result<WindowLoan, MetalError>,
+    ) -> io::Result<LentInWindow> {
         let (device, conversation) = (name.to_owned(), conversation.clone());
         // A thread of the NTB's says so, which has no lease of its own.
         let about = Span::current();
@@ -83,10 +156,10 @@ impl WindowLending {
             tracing::warn!(device, reason, "its borrower lost it");
             conversation.shut_down();
         });
-        let lent = lend(&window, lost).map_err(io::Error::other)?;
-        self.lent.store(true, Ordering::Relaxed);
+        let lent = lend(window, lost).map_err(io::Error::other)?;
+        *locked(&self.lent) = Some(lent.handle());
         let offset = lent.status().offset;
-        let held = HeldInWindow { lent: Some(lent), flag: self.lent.clone() };
+        let held = HeldInWindow { lent: Some(lent), handle: self.lent.clone() };
         Ok(LentInWindow { offset, held: Box::new(held) })
     }
 }
@@ -95,12 +168,12 @@ impl WindowLending {
 #[derive(Debug)]
 struct HeldInWindow {
     lent: Option<WindowLoan>,
-    flag: Arc<AtomicBool>,
+    handle: Arc<Mutex<Option<LoanHandle>>>,
 }
 
 impl Drop for HeldInWindow {
     fn drop(&mut self) {
         drop(self.lent.take());
-        self.flag.store(false, Ordering::Relaxed);
+        *locked(&self.handle) = None;
     }
 }

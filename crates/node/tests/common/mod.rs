@@ -6,7 +6,6 @@ pub mod lossy;
 pub mod segments;
 pub mod user;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -143,7 +142,7 @@ fn node(
         host: host.into(),
         run_dir: run_dir.to_owned(),
         devices: lendable::of_host(host, devices, &folders, &Arc::default()),
-        ntbs: BTreeMap::new(),
+        ntbs: Arc::default(),
         link,
         topology: topology.clone(),
         segments: no_segments(),

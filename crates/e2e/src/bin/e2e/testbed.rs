@@ -7,10 +7,13 @@ use std::process::{Child, Command, Stdio};
 
 use rackbus_e2e::rack::beside;
 use rackbus_e2e::{CheckFailure, Result, ensure};
+use rackbus_vm::metal::FILES;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The hosts' network; other tests have others.
 const SUBNET: &str = "20";
+/// How often either node is restarted in place.
+const ROUNDS: u64 = 3;
 /// How often the drive is borrowed and returned, unless `RACKBUS_CYCLES` says otherwise.
 const CYCLES: &str = "6";
 /// The hosts are translated, and busy with other tests: a heartbeat may be late.
@@ -112,15 +115,104 @@ fn modelled(testbed: &Testbed<'_>) -> Result<()> {
         until_ok there
         verify")?;
     said.lines().for_each(|line| println!("           beta: {line}"));
+    restarted(testbed, &on)?;
     // Its registers and its MSI-X table, which beta's processors reach: by the node, which has a folder of its own there.
     let reached = testbed.on("alpha", "rackbus --run-dir /tmp/run reach beta")?;
     for bar in ["BAR 0 of alpha/m0", "BAR 4 of alpha/m0"] {
         ensure!(reached.contains(bar), "{bar} is not in\n{reached}");
     }
-    testbed.ask(&["kill", "alpha"])?;
+    // A program that ends in the place of the lender's node leaves nothing of the window behind.
+    let dying =
+        format!("case \"$*\" in *--can-resume*) exec {FILES}/bin/rackbus \"$@\";; esac; exit 3");
+    taken_over_by(testbed, "alpha", &dying)?;
     on("until_ok gone")?;
     testbed.ask(&["start", "alpha"])?;
     on("have alpha/m0; until_ok there; verify; rackbus return alpha/m0 >/dev/null").map(drop)
+}
+
+/// Has a host's node restarted in place as a program that does not go on as it; what is said of that.
+fn taken_over_by(testbed: &Testbed<'_>, host: &str, script: &str) -> Result<String> {
+    let run_dir = if host == "alpha" { "--run-dir /tmp/run" } else { "" };
+    let restart = format!(
+        "cat >/tmp/other <<'END'
+#!/bin/sh
+{script}
+END
+        chmod +x /tmp/other
+        if rackbus {run_dir} restart {host} --program /tmp/other >/tmp/said 2>&1; then exit 1; fi
+        cat /tmp/said"
+    );
+    testbed.on(host, &restart)
+}
+
+/// Either host's node is restarted in place while the borrower's kernel writes to a drive that the lender's node models, and to
+/// one of its machine, and reads: the drives do not go, no command fails, and what was written is there.
+fn restarted(testbed: &Testbed<'_>, on: &impl Fn(&str) -> Result<String>) -> Result<()> {
+    let other = "other() { ls -d /dev/nvme?n1 | grep -v $(drive); }
+        where() { readlink /sys/block/$(drive) /sys/block/$(basename $(other)); }
+        ";
+    let on = |script: &str| on(&format!("{other}{script}"));
+    on("cat >/tmp/load.sh <<'END'
+        set -e
+        n=0
+        while [ -e /tmp/loading ]; do
+            dd if=/tmp/block of=$1 bs=64k count=16 oflag=direct conv=notrunc status=none
+            dd if=$1 of=/tmp/back-$2 bs=64k count=16 iflag=direct status=none
+            cmp /tmp/block /tmp/back-$2
+            n=$((n + 1))
+            echo $n >/tmp/loads-$2
+        done
+        echo done
+END
+        have alpha/d0
+        until_ok test -b /dev/nvme1n1
+        dd if=/dev/urandom of=/tmp/block bs=64k count=16 status=none
+        mkdir -p /mnt/m
+        mount /dev/$(drive) /mnt/m
+        echo >/tmp/loading
+        where >/tmp/where
+        setsid sh /tmp/load.sh /mnt/m/load m >/tmp/load-m.log 2>&1 </dev/null &
+        setsid sh /tmp/load.sh $(other) d >/tmp/load-d.log 2>&1 </dev/null &
+        until_ok test -e /tmp/loads-m
+        until_ok test -e /tmp/loads-d")?;
+    let progress = "for load in m d; do
+            before=$(cat /tmp/loads-$load)
+            on() { [ $(cat /tmp/loads-$load) -gt $((before + 2)) ]; }
+            until_ok on
+        done
+        [ \"$(where)\" = \"$(cat /tmp/where)\" ]";
+    // One that is gone when the node is to become it: the node itself goes on.
+    let gone = format!("rm \"$0\"; exec {FILES}/bin/rackbus \"$@\"");
+    for host in ["alpha", "beta"] {
+        let said = taken_over_by(testbed, host, &gone)?;
+        ensure!(said.contains("No such file"), "{said}");
+        on(progress)?;
+    }
+    for round in 1..=ROUNDS {
+        for (host, options) in [("alpha", "--run-dir /tmp/run "), ("beta", "")] {
+            // The nodes here are run by a loader of their own, which is no program to go on as.
+            let restart =
+                format!("rackbus --json {options}restart {host} --program {FILES}/bin/rackbus");
+            let said = testbed.on(host, &restart)?;
+            let rows: serde_json::Value = serde_json::from_str(&said)?;
+            let row = rows.get(0).unwrap_or(&rows);
+            ensure!(row["restarts"] == round && row["in_use"] == 2, "{said}");
+            println!("           {host} was restarted in place in {} us", row["pause_us"]);
+            on(progress)?;
+        }
+    }
+    on("rm /tmp/loading
+        for load in m d; do
+            until_ok grep -q done /tmp/load-$load.log
+            [ $(cat /tmp/load-$load.log) = done ]
+        done
+        umount /mnt/m
+        verify
+        rackbus return alpha/d0
+        echo 1 >/sys/block/$(drive)/device/reset_controller
+        verify
+        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e 'I/O error' -e 'is lost'; }")
+    .map(drop)
 }
 
 /// Borrows the accelerator, whose registers a program of the borrower's finds in its window.

@@ -192,7 +192,7 @@ fn what_was_used_before_a_restart_in_place_is_known_after_it() {
     let states = serde_json::from_slice(&states).unwrap();
     let after = Borrowing::new();
     let link = ShmLink::new("test", std::path::Path::new("/nowhere"), ["alpha"]);
-    after.functions.resume(decided, states, &mut descriptors, &link).unwrap();
+    after.functions.resume(decided, (states, Vec::new()), &mut descriptors, &link).unwrap();
     assert_eq!(after.functions.use_of(1), LeaseUse::Released);
     assert_eq!(after.functions.use_of(2), LeaseUse::Unused);
 }

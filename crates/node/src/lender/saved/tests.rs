@@ -8,9 +8,11 @@ use rackbus_devices::class::LentTo;
 use rackbus_fabric::{Fabric, FabricHandle, Lending, derive};
 use rackbus_lease::{ArmedFor, LenderAction, Message};
 use rackbus_link::shm::ShmLink;
+use rackbus_memory::CarriedSession;
+use rackbus_memory::exchange::session::SessionSide;
 
 use super::*;
-use crate::lendable::NotReady;
+use crate::lendable::{Attached, NotReady};
 use crate::lender::devices::OfferedFunctions;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
@@ -179,19 +181,20 @@ fn a_function_whose_state_is_refused_keeps_the_level_that_is_written_in_it() {
     assert_eq!(after.find("d0").unwrap().promised().as_deref(), Some("10"));
 }
 
-/// Before anything pauses. On one machine its conversation has a socket, as those that are passed on have.
+/// Before anything pauses. On one machine its conversation has a socket, which is passed on; between machines it is a session, or
+/// a connection that no other process can have.
 #[test]
-fn a_function_in_another_hosts_pci_tree_keeps_its_lender_from_being_restarted() {
-    let refused = |placement| {
-        let lender = lent_in(placement, None);
-        let stream: Arc<dyn Stream> = Arc::new(UnixStream::pair().unwrap().0);
+fn a_function_whose_conversation_cannot_be_passed_on_keeps_its_lender_from_being_restarted() {
+    let refused = |stream: Arc<dyn Stream>| {
+        let lender = lent_in(Placement::Host, None);
         let lent = lender.find("d0").unwrap();
         lent.lock().session = Some(InUse { stream, session: None, at: None });
         lender.can_be_saved().err().map(|error| error.to_string())
     };
-    assert_eq!(refused(Placement::Lender), None);
-    let said = "alpha/d0 is in another host's own PCI tree, and would be lost there";
-    assert_eq!(refused(Placement::Host).as_deref(), Some(said));
+    assert_eq!(refused(Arc::new(UnixStream::pair().unwrap().0)), None);
+    let connection = CarriedSession::of_one_connection(SessionSide::Answers).unwrap();
+    let said = "alpha/d0 would be lost: its borrower's node knows no sessions for functions in its own PCI tree";
+    assert_eq!(refused(Arc::new(connection)).as_deref(), Some(said));
 }
 
 /// As a rack file that was edited has it done: it is withdrawn as it was, and offered as it is now.
