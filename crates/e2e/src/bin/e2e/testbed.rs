@@ -130,9 +130,26 @@ fn modelled(testbed: &Testbed<'_>) -> Result<()> {
     on("have alpha/m0; until_ok there; verify; rackbus return alpha/m0 >/dev/null").map(drop)
 }
 
+/// Restarts a host's node in place; what is said of it.
+fn restart(testbed: &Testbed<'_>, host: &str) -> Result<serde_json::Value> {
+    // The nodes here are run by a loader of their own, which is no program to go on as.
+    let run_dir = run_dir(host);
+    let restart = format!("rackbus --json {run_dir} restart {host} --program {FILES}/bin/rackbus");
+    let said = testbed.on(host, &restart)?;
+    let rows: serde_json::Value = serde_json::from_str(&said)?;
+    let row = rows.get(0).unwrap_or(&rows).clone();
+    println!("           {host} was restarted in place in {} us", row["pause_us"]);
+    Ok(row)
+}
+
+/// What commands about the node of a host have to say.
+fn run_dir(host: &str) -> &'static str {
+    if host == "alpha" { "--run-dir /tmp/run" } else { "" }
+}
+
 /// Has a host's node restarted in place as a program that does not go on as it; what is said of that.
 fn taken_over_by(testbed: &Testbed<'_>, host: &str, script: &str) -> Result<String> {
-    let run_dir = if host == "alpha" { "--run-dir /tmp/run" } else { "" };
+    let run_dir = run_dir(host);
     let restart = format!(
         "cat >/tmp/other <<'END'
 #!/bin/sh
@@ -189,15 +206,9 @@ END
         on(progress)?;
     }
     for round in 1..=ROUNDS {
-        for (host, options) in [("alpha", "--run-dir /tmp/run "), ("beta", "")] {
-            // The nodes here are run by a loader of their own, which is no program to go on as.
-            let restart =
-                format!("rackbus --json {options}restart {host} --program {FILES}/bin/rackbus");
-            let said = testbed.on(host, &restart)?;
-            let rows: serde_json::Value = serde_json::from_str(&said)?;
-            let row = rows.get(0).unwrap_or(&rows);
-            ensure!(row["restarts"] == round && row["in_use"] == 2, "{said}");
-            println!("           {host} was restarted in place in {} us", row["pause_us"]);
+        for host in ["alpha", "beta"] {
+            let row = restart(testbed, host)?;
+            ensure!(row["restarts"] == round && row["in_use"] == 2, "{row}");
             on(progress)?;
         }
     }
@@ -241,6 +252,36 @@ fn rented(testbed: &Testbed<'_>) -> Result<()> {
         ),
     )?;
     println!("           beta: {said}");
+    // Either node is restarted in place while programs come and go: each has its results.
+    testbed.on(
+        "beta",
+        "set -e
+        cat >/tmp/rent.sh <<'END'
+        set -e
+        head -c 200000 /dev/urandom >/tmp/rent
+        sum=$(sha256sum </tmp/rent | cut -d' ' -f1)
+        n=0
+        while [ -e /tmp/renting ]; do
+            [ \"$(rackbus accel run sha256 </tmp/rent)\" = $sum ]
+            n=$((n + 1))
+            echo $n >/tmp/rents
+        done
+        echo done
+END
+        echo >/tmp/renting
+        setsid sh /tmp/rent.sh >/tmp/rent.log 2>&1 </dev/null &
+        until_ok test -e /tmp/rents || { cat /tmp/rent.log; exit 1; }",
+    )?;
+    for host in ["alpha", "beta"] {
+        let row = restart(testbed, host)?;
+        ensure!(row["in_use"] == 1, "{row}");
+        let progress = "before=$(cat /tmp/rents); on() { [ $(cat /tmp/rents) -gt $((before + 1)) ]; }; until_ok on";
+        testbed.on("beta", progress)?;
+    }
+    testbed.on(
+        "beta",
+        "rm /tmp/renting; until_ok grep -q done /tmp/rent.log; [ $(cat /tmp/rent.log) = done ]",
+    )?;
     let reached = testbed.on("alpha", "rackbus --run-dir /tmp/run reach beta")?;
     let registers = "BAR 0 of alpha/a0.vf1";
     ensure!(reached.contains(registers), "{registers} is not in\n{reached}");
