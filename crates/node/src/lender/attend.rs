@@ -80,11 +80,10 @@ impl LentFunctions {
                 }
             }
             LentUsage::InWindow(LentInWindow { offset, .. }) => {
-                let session = carried.as_ref().map(|session| session.offer(None));
-                let place = InWindow { offset: *offset, epoch, session };
-                if incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok())
-                    && is_kept(carried.map(|session| (carrier, session)))
-                {
+                let offer = carried.as_ref().map(|session| session.offer(None));
+                let place = InWindow { offset: *offset, epoch, session: offer };
+                let carried = carried.map(|session| (carrier, session));
+                if is_told(incoming, &place) && is_kept(carried) {
                     lent.hold_medium(&*stream, passage);
                 }
             }
@@ -95,6 +94,11 @@ impl LentFunctions {
         drop(end);
         tracing::info!(device, from, epoch, "function released");
     }
+}
+
+/// Lets in who connected, and says where in the window its function is; false when that cannot be said.
+fn is_told(incoming: IncomingConnection, place: &InWindow) -> bool {
+    incoming.accept().is_ok_and(|stream| place.send(&*stream).is_ok())
 }
 
 /// Has the session of a function in a window go on by itself, by this connection or the next one, where it outlives its

@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 
-use rackbus_memory::{ResourceHandle, SharedMemory};
+use rackbus_memory::ResourceHandle;
+use rackbus_segment::directory::AttachedObject;
 use rackbus_segment::message::{COPY_BUFFER, Refusal, Reply, SessionRequest};
-use rackbus_segment::{Handle, SessionId};
+use rackbus_segment::{Handle, ObjectId, Objects, SessionId};
 
 use super::Segments;
 use super::far::{CopyPart, Far};
+use super::objects::ObjectStore;
 
 /// What a session copies from; none until it asks for it.
 #[derive(Debug, Default)]
-pub(super) struct SessionCopies(Option<SharedMemory>);
+pub(super) struct SessionCopies {
+    store: ObjectStore,
+    buffer: Option<ObjectId>,
+}
 
 impl SessionCopies {
     /// Does what a session asks for about copies, which may take as long as a flush: the answer, and what goes beside it.
@@ -38,14 +43,14 @@ impl SessionCopies {
 
     /// The session's memory to copy from, which is made for its first question.
     fn give(&mut self) -> Result<ResourceHandle, Refusal> {
-        let system = |cause: &dyn std::fmt::Display| Refusal::System(cause.to_string());
-        if self.0.is_none() {
-            let memory = SharedMemory::create("rackbus copies", COPY_BUFFER.into());
-            self.0 = Some(memory.map_err(|cause| system(&cause))?);
-        }
-        let memory = self.0.as_ref().ok_or_else(|| system(&"no memory"))?;
-        let descriptor = memory.descriptor().map_err(|cause| system(&cause))?;
-        Ok(ResourceHandle::of_descriptor(descriptor))
+        let object = match self.buffer {
+            Some(object) => object,
+            None => self.store.memory(COPY_BUFFER.into()).map_err(Refusal::System)?,
+        };
+        self.buffer = Some(object);
+        let handles = self.store.attach(&[AttachedObject { object, write: true }]);
+        let handles = handles.map_err(|error| Refusal::System(error.to_string()))?;
+        handles.into_iter().next().ok_or_else(|| Refusal::System("no memory".to_owned()))
     }
 
     fn copy(
@@ -56,11 +61,12 @@ impl SessionCopies {
         part: CopyPart,
     ) -> Result<(), Refusal> {
         let outside = || Refusal::Illegal("a copy of bytes that are not in the copy buffer".into());
-        let memory = self.0.as_ref().ok_or_else(outside)?;
+        let memory = self.buffer.and_then(|buffer| self.store.get(buffer)?.region().ok());
+        let memory = memory.ok_or_else(outside)?;
         if part.length == 0 || from.checked_add(part.length).is_none_or(|end| end > COPY_BUFFER) {
             return Err(outside());
         }
-        match far.copy(connection, (memory.region(), from as usize), part) {
+        match far.copy(connection, (&memory, from as usize), part) {
             true => Ok(()),
             false => Err(Refusal::NotResponding),
         }
