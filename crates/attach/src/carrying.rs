@@ -16,10 +16,10 @@ use crate::session::{AttachError, Session, lock};
 
 /// Parts of a copy that are under way at a time.
 const PARTS: usize = 2;
-/// Bytes of each.
+/// How many bytes each of them has at most.
 const PART: usize = COPY_BUFFER as usize / PARTS;
 /// Parts of one copy as the node knows it; after these, others who want something of the node have a turn.
-const TURN: usize = 8;
+const TURN: usize = 4;
 
 /// Bytes that are copied from: puts those from a place on into memory, as many as it has room for, and says how many.
 pub type CopySource<'a> = dyn Fn(usize, DmaSlice<'_>) -> usize + 'a;
@@ -44,19 +44,20 @@ impl Session {
             // A fork has the locks as they were.
             return Err(AttachError::Forked);
         }
-        let mut buffer = lock(&self.copy_buffer().0);
-        if buffer.is_none() {
-            *buffer = match self.call(&SessionRequest::CopyBuffer)? {
-                (Reply::Memory, mut beside) => Some(beside.shared_memory(COPY_BUFFER.into())?),
-                _ => return Err(AttachError::Protocol),
-            };
-        }
-        let Some(buffer) = buffer.as_ref() else { return Err(AttachError::Protocol) };
         let mut from = 0;
         while from < length {
+            // For one turn: others copy in between.
+            let mut buffer = lock(&self.copy_buffer().0);
             if stop() {
                 return Ok(false);
             }
+            if buffer.is_none() {
+                *buffer = match self.call(&SessionRequest::CopyBuffer)? {
+                    (Reply::Memory, mut beside) => Some(beside.shared_memory(COPY_BUFFER.into())?),
+                    _ => return Err(AttachError::Protocol),
+                };
+            }
+            let Some(buffer) = buffer.as_ref() else { return Err(AttachError::Protocol) };
             let until = length.min(from + TURN * PART);
             self.copy_turn((connection, offset), source, from..until, buffer)?;
             from = until;
@@ -89,10 +90,10 @@ impl Session {
                 break;
             }
             let (from, length) = (place as u32, length as u32);
-            let (follows, rest) = (nth > 0, (range.end - at) as u64 - u64::from(length));
+            let (follows, more) = (nth > 0, at + (length as usize) < range.end);
             let offset = offset + at as u64;
             #[rustfmt::skip]
-            let request = SessionRequest::Copy { connection, offset, from, length, follows, rest };
+            let request = SessionRequest::Copy { connection, offset, from, length, follows, more };
             if let Err(error) = line.begin(&request) {
                 line.give_up(begun);
                 return Err(error);
@@ -166,7 +167,11 @@ impl TransferParties for CarriedCopy {
     }
 
     fn carry(&self, piece: &CopyPiece<'_>, stop: &dyn Fn() -> bool) -> Option<bool> {
-        let offset = piece.offset_in(&self.region)?;
+        let offset = piece.offset_in(&self.region).filter(|_| !piece.overlaps())?;
+        if lock(&self.failure).is_some() {
+            // It has ended, and the peer is asked nothing more for it.
+            return Some(true);
+        }
         let source = |from: usize, to: DmaSlice<'_>| piece.copy_to(from, to);
         let outcome = self.segment.carry(offset as u64, (&source, piece.len()), stop)?;
         self.is_carried.store(true, Ordering::Release);

@@ -113,6 +113,8 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     welcome: Welcome,
     calls: Mutex<RequestSocket>,
+    /// Held by who waits for the socket: who has had it several times is behind those who wait for it now.
+    next: Mutex<()>,
     /// The connection that the node takes the process by: the same as that of `calls`.
     connection: Arc<dyn PacketStream>,
     events: Arc<dyn PacketStream>,
@@ -198,9 +200,9 @@ impl Session {
         threads::spawn("rackbus events", listen).map_err(failed("a thread for events"))?;
         let connection = line.packets.clone();
         let (calls, process) = (Mutex::new(line), std::process::id());
-        let copies = CopyBuffer::default();
+        let (next, copies) = (Mutex::new(()), CopyBuffer::default());
         #[rustfmt::skip]
-        let inner = Inner { welcome, calls, connection, events, in_guest, registry, copies, process };
+        let inner = Inner { welcome, calls, next, connection, events, in_guest, registry, copies, process };
         Ok(Session(Arc::new(inner)))
     }
 
@@ -355,7 +357,7 @@ impl Session {
         }
         let begun = Instant::now();
         loop {
-            match lock(&self.0.calls).call(request, &[])? {
+            match self.0.line().call(request, &[])? {
                 (Reply::Refused(Refusal::Busy), _) if begun.elapsed() < BUSY => {}
                 (Reply::Refused(refusal), _) => return Err(refusal.into()),
                 answer => return Ok(answer),
@@ -367,7 +369,7 @@ impl Session {
     /// The socket to the node, for who asks several things at once.
     pub(crate) fn line(&self) -> Result<MutexGuard<'_, RequestSocket>, AttachError> {
         match self.is_own() {
-            true => Ok(lock(&self.0.calls)),
+            true => Ok(self.0.line()),
             false => Err(AttachError::Forked),
         }
     }
@@ -381,7 +383,7 @@ impl Session {
     pub(crate) fn disconnect(&self, connection: Handle) {
         if self.is_own() {
             // A node that is gone has ended it already.
-            let _ = lock(&self.0.calls).post(&SessionRequest::Disconnect { connection });
+            let _ = self.0.line().post(&SessionRequest::Disconnect { connection });
         }
     }
 
@@ -412,6 +414,11 @@ impl Session {
 }
 
 impl Inner {
+    fn line(&self) -> MutexGuard<'_, RequestSocket> {
+        let _next = lock(&self.next);
+        lock(&self.calls)
+    }
+
     fn is_own(&self) -> bool {
         self.process == std::process::id()
     }

@@ -18,7 +18,7 @@
 //! *Copies.* Who copies many bytes to a place knows that he does. Such a range is told without being compared, in the batch
 //! of a snapshot that is taken behind it: so what was stored before the copy is there before any of its bytes. Its own
 //! bytes have no order among each other, as those of a DMA engine: a peer need not keep anybody from them while they take
-//! effect.
+//! effect, and what follows of a long copy is a batch without a snapshot.
 //!
 //! *Bounds.* One batch is under way each way, and has each byte once, in rising order, and one range that was copied: a peer
 //! can make this side hold as much as twice the segment's size of it, and no more.
@@ -186,6 +186,10 @@ impl ConnectionWindow {
         data: &[u8],
     ) -> Result<bool, Violation> {
         self.is_due(batch)?;
+        if !self.arriving.copied.is_empty() {
+            // What was copied comes last.
+            return Err(Violation::Place);
+        }
         let mut rest = data;
         for (offset, length) in places {
             let after = self.arriving.stores.places.last();
@@ -225,6 +229,7 @@ impl ConnectionWindow {
             || length.is_err()
             || next.is_some_and(|next| next != offset)
             || end.is_none_or(|end| end > self.size)
+            || is_in_any(&self.arriving.stores.places, offset..offset + data.len() as u64)
         {
             return Err(Violation::Place);
         }
@@ -305,6 +310,12 @@ impl ConnectionWindow {
         }
         others
     }
+}
+
+/// Whether a range, which is not at the end of all numbers, has a byte of `places`, which are in rising order.
+fn is_in_any(places: &[(u64, u32)], range: Range<u64>) -> bool {
+    let first = places.partition_point(|(at, count)| at + u64::from(*count) <= range.start);
+    places.get(first).is_some_and(|(at, _)| *at < range.end)
 }
 
 /// Calls `found` for each run of bytes of a store that is in none of `places`, which are in rising order.
@@ -479,6 +490,11 @@ mod tests {
             assert_eq!(window.hear_copied(batch, true, offset, &vec![1; length]), Err(violation));
         }
         assert_eq!(home(false).hear_copied(1, true, 0, &[1]), Err(Violation::ReadOnly));
+        let mut window = home(true);
+        assert_eq!(window.hear(1, false, &[(8, 2)], &[1, 2]), Ok(false));
+        assert_eq!(window.hear_copied(1, true, 9, &[1]), Err(Violation::Place), "stored, too");
+        assert_eq!(window.hear_copied(1, false, 10, &[1]), Ok(false));
+        assert_eq!(window.hear(1, true, &[(20, 1)], &[1]), Err(Violation::Place), "comes too late");
         assert_eq!(home(true).applied(1), Err(Violation::Number(1)));
         assert!(
             ConnectionWindow::new(ConnectionSide::Replica, SIZE, false).collect([]).is_none(),

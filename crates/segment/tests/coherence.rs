@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use rackbus_seeds::{Random, Simulation};
-use rackbus_segment::coherence::{ConnectionSide, ConnectionWindow, PAGE};
+use rackbus_segment::coherence::{Batch, ConnectionSide, ConnectionWindow, PAGE};
 
 const SEEDS: u64 = 100_000;
 const HOSTS: usize = 3;
@@ -88,6 +88,8 @@ struct Rack {
     counts: Vec<u8>,
     /// How far each host had counted when it copied that number to its range, each time.
     copies: Vec<Vec<u8>>,
+    /// What the second part of a copy that has begun is to be, of each host: its program stores nothing before.
+    begun: Vec<Option<u8>>,
     /// What each host stored last to its own bytes.
     own: Vec<[u8; 2]>,
     /// The last number that was stored to the common bytes: each store has another one.
@@ -102,6 +104,15 @@ fn data_of(host: usize, at: usize) -> usize {
 
 fn own_of(host: usize, nth: usize) -> usize {
     OWN + host + HOSTS * nth
+}
+
+/// Has what was copied sent behind the rest of its batch, in parts of so many bytes.
+fn say_copied(end: &mut End, batch: &Batch, most: usize) {
+    for part in batch.copied_parts(most) {
+        let (batch, last, offset) = (part.batch, part.last, part.offset);
+        let data = part.data.to_vec();
+        end.unsent.push_back(Message::Copied { batch, last, offset, data });
+    }
 }
 
 impl Rack {
@@ -121,6 +132,7 @@ impl Rack {
             programs: vec![VecDeque::new(); HOSTS],
             counts: vec![0; HOSTS],
             copies: vec![Vec::new(); HOSTS],
+            begun: vec![None; HOSTS],
             own: vec![[0; 2]; HOSTS],
             common: 0,
             history: vec![vec![0]; COMMON.len()],
@@ -152,6 +164,9 @@ impl Rack {
     }
 
     fn store_next(&mut self, host: usize) {
+        if self.begun[host].is_some() {
+            return;
+        }
         if let Some((at, value)) = self.programs[host].pop_front() {
             self.memory[host][at] = value;
         }
@@ -167,9 +182,23 @@ impl Rack {
         if self.copies[host].last() != Some(&count) {
             self.copies[host].push(count);
         }
-        let at = COPIED + host * COPY;
-        self.memory[host][at..at + COPY].fill(count);
-        (at as u64, vec![count; COPY])
+        let is_part = random.below(2) == 0;
+        let (at, length) = (COPIED + host * COPY, if is_part { COPY / 2 } else { COPY });
+        self.begun[host] = is_part.then_some(count);
+        self.memory[host][at..at + length].fill(count);
+        (at as u64, vec![count; length])
+    }
+
+    /// Takes the second part of a copy that has begun as a batch: nothing else is looked at for it.
+    fn copy_on(&mut self, link: usize, side: usize) {
+        let end = &mut self.links[link][side];
+        let Some(count) = self.begun[end.host].filter(|_| !end.window.is_waiting()) else { return };
+        let at = COPIED + end.host * COPY + COPY / 2;
+        let bytes = vec![count; COPY - COPY / 2];
+        self.memory[end.host][at..at + bytes.len()].copy_from_slice(&bytes);
+        let Some(batch) = end.window.collect_with([], (at as u64, bytes)) else { return };
+        self.begun[end.host] = None;
+        say_copied(end, &batch, COPY);
     }
 
     /// Takes a snapshot, to be sent later, unless a batch is under way.
@@ -178,6 +207,9 @@ impl Rack {
             return;
         }
         let host = self.links[link][side].host;
+        if self.begun[host].is_some() {
+            return self.copy_on(link, side);
+        }
         let copied = self.copy(host, random);
         let mut pages = Vec::new();
         for start in (0..SIZE).step_by(PAGE) {
@@ -193,11 +225,7 @@ impl Rack {
             let (batch, last, places) = (part.batch, part.last, part.places);
             end.unsent.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
         }
-        for part in batch.copied_parts(1 + random.below(COPY)) {
-            let (batch, last, offset) = (part.batch, part.last, part.offset);
-            let data = part.data.to_vec();
-            end.unsent.push_back(Message::Copied { batch, last, offset, data });
-        }
+        say_copied(end, &batch, 1 + random.below(COPY));
     }
 
     /// Sends what was taken.
@@ -326,6 +354,15 @@ impl Rack {
     /// batch that was under way, and one for each step there.
     fn rest(&mut self, random: &mut Random) -> Result<(), String> {
         self.resting = true;
+        while self.begun.iter().any(Option::is_some) {
+            for (link, side) in (0..self.links.len()).flat_map(|link| [(link, 0), (link, 1)]) {
+                self.copy_on(link, side);
+                self.send(link, side);
+                self.deliver(link, side)?;
+                self.take_effect(link, 1 - side);
+                self.check()?;
+            }
+        }
         for host in 0..HOSTS {
             while !self.programs[host].is_empty() {
                 self.store_next(host);

@@ -109,15 +109,19 @@ struct Ends {
 /// The same of a transfer that was submitted. They are in use until it ends.
 struct SubmittedEnds {
     ends: Mutex<Ends>,
-    /// Whether bytes went to another machine by themselves, and whether that failed.
-    is_carried: AtomicBool,
+    /// Whether some of them may be on another machine.
+    is_far: bool,
+    /// Those to which bytes went by themselves, and whether that failed.
+    carried: Mutex<Vec<Arc<SciRemoteSegment>>>,
     has_failed: AtomicBool,
 }
 
 impl SubmittedEnds {
     fn new(ends: Ends) -> Arc<SubmittedEnds> {
-        let (is_carried, has_failed) = Default::default();
-        Arc::new(SubmittedEnds { ends: Mutex::new(ends), is_carried, has_failed })
+        let is_on_other = |remote: &SciRemoteSegment| remote.segment().is_ok_and(|it| it.is_far());
+        let is_far = ends.remotes.iter().any(|remote| is_on_other(remote));
+        let (carried, has_failed) = Default::default();
+        Arc::new(SubmittedEnds { ends: Mutex::new(ends), is_far, carried, has_failed })
     }
 
     fn lock(&self) -> MutexGuard<'_, Ends> {
@@ -142,8 +146,10 @@ impl TransferParties for SubmittedEnds {
             return true;
         }
         // What was carried there is there.
-        let is_carried = self.is_carried.load(Ordering::Acquire);
-        let arrives = |remote: &Arc<SciRemoteSegment>| is_carried || remote.flush().is_ok();
+        let carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_carried =
+            |remote: &Arc<SciRemoteSegment>| carried.iter().any(|it| Arc::ptr_eq(it, remote));
+        let arrives = |remote: &Arc<SciRemoteSegment>| is_carried(remote) || remote.flush().is_ok();
         // Asked last: who is lost meanwhile has not had all.
         let lost = |remote: &Arc<SciRemoteSegment>| !arrives(remote) || remote.lost();
         ends.locals.iter().any(Using::gone) || ends.remotes.iter().any(lost)
@@ -152,14 +158,25 @@ impl TransferParties for SubmittedEnds {
     fn release(&self) {
         let ends = std::mem::take(&mut *self.lock());
         drop(ends);
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn carry(&self, piece: &CopyPiece<'_>, stop: &dyn Fn() -> bool) -> Option<bool> {
+        if !self.is_far || piece.overlaps() {
+            return None;
+        }
         let (remote, offset) = self.destination(piece)?;
+        if self.has_failed.load(Ordering::Acquire) {
+            // It has ended, and nobody is asked anything more for it.
+            return Some(true);
+        }
         let source = |from: usize, to: DmaSlice<'_>| piece.copy_to(from, to);
         let outcome = remote.segment().ok()?.carry(offset, (&source, piece.len()), stop)?;
-        self.is_carried.store(true, Ordering::Release);
         self.has_failed.fetch_or(outcome.is_err(), Ordering::AcqRel);
+        let mut carried = self.carried.lock().unwrap_or_else(PoisonError::into_inner);
+        if !carried.iter().any(|it| Arc::ptr_eq(it, &remote)) {
+            carried.push(remote);
+        }
         Some(outcome.unwrap_or(true))
     }
 }

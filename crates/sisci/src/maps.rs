@@ -105,7 +105,8 @@ impl Map {
             count
         };
         let carried = match &self.of {
-            MappedSegment::Remote(remote) if size > 0 => {
+            // Bytes that overwrite others of them are copied here, which knows in what order.
+            MappedSegment::Remote(remote) if size > 0 && !self.overlaps(offset, memory, size) => {
                 let place = self.offset + offset as u64;
                 remote.segment()?.carry(place, (&source, size), &|| false)
             }
@@ -117,6 +118,12 @@ impl Map {
         let part = self.mapping.whole().part(offset, size);
         source(0, part.ok_or(Code(SCI_ERR_OUT_OF_RANGE))?);
         self.flush()
+    }
+
+    /// Whether `size` bytes from `offset` of the mapping have some in common with as many of `memory`.
+    fn overlaps(&self, offset: usize, memory: *const u8, size: usize) -> bool {
+        let part = self.mapping.whole().part(offset, size);
+        part.is_some_and(|part| part.as_ptr().addr().abs_diff(memory.addr()) < size)
     }
 
     /// Waits until what was stored before is where it is to be, or fails when it cannot be any more, or is not in time.

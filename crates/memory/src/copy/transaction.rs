@@ -100,7 +100,7 @@ pub struct CopyPiece<'a> {
 }
 
 impl CopyPiece<'_> {
-    /// Number of bytes.
+    /// How many bytes it has, at least one.
     #[expect(clippy::len_without_is_empty, reason = "a piece has at least one byte")]
     pub fn len(&self) -> usize {
         self.length
@@ -110,6 +110,11 @@ impl CopyPiece<'_> {
     pub fn offset_in(&self, region: &Arc<Region>) -> Option<usize> {
         let is_there = std::ptr::eq(self.region, Arc::as_ptr(region));
         is_there.then(|| self.destination.addr() - region.whole().as_ptr().addr())
+    }
+
+    /// Whether some of its bytes are to be overwritten by others of them.
+    pub fn overlaps(&self) -> bool {
+        self.start.addr().abs_diff(self.destination.addr()) < self.length
     }
 
     /// Copies its bytes from the one at `from` to `to`, as many as both have; how many.

@@ -16,6 +16,8 @@ use super::objects::ObjectStore;
 pub(super) struct SessionCopies {
     store: ObjectStore,
     buffer: Option<ObjectId>,
+    /// Where the next part of a copy begins that has begun: the connection, and the first byte.
+    next: Option<(Handle, u64)>,
 }
 
 impl SessionCopies {
@@ -31,10 +33,10 @@ impl SessionCopies {
             SessionRequest::CopyBuffer if service.lock().directory.between_machines() => {
                 self.give().map(|beside| (Reply::Memory, Some(beside)))
             }
-            SessionRequest::Copy { connection, offset, from, length, follows, rest } => {
+            SessionRequest::Copy { connection, offset, from, length, follows, more } => {
                 let (far, connection) = service.far_of(session, connection)?;
-                let part = CopyPart { offset, length, follows, rest };
-                self.copy(&far, connection, from, part).map(|()| (Reply::Done, None))
+                let part = CopyPart { offset, follows, more };
+                self.copy(&far, connection, (from, length), part).map(|()| (Reply::Done, None))
             }
             _ => return None,
         };
@@ -53,23 +55,31 @@ impl SessionCopies {
         handles.into_iter().next().ok_or_else(|| Refusal::System("no memory".to_owned()))
     }
 
+    /// Copies a part. One that goes on with a copy is the next one of that.
     fn copy(
-        &self,
+        &mut self,
         far: &Arc<Far>,
         connection: Handle,
-        from: u32,
+        (from, length): (u32, u32),
         part: CopyPart,
     ) -> Result<(), Refusal> {
-        let outside = || Refusal::Illegal("a copy of bytes that are not in the copy buffer".into());
+        let next = self.next.take();
+        if part.follows && next != Some((connection, part.offset)) {
+            return Err(Refusal::Illegal("a part of a copy that does not go on with one".into()));
+        }
         let memory = self.buffer.and_then(|buffer| self.store.get(buffer)?.region().ok());
-        let memory = memory.ok_or_else(outside)?;
-        if part.length == 0 || from.checked_add(part.length).is_none_or(|end| end > COPY_BUFFER) {
-            return Err(outside());
-        }
-        match far.copy(connection, (&memory, from as usize), part) {
-            true => Ok(()),
-            false => Err(Refusal::NotResponding),
-        }
+        let bytes = memory.and_then(|memory| {
+            // Read once: the process may store there meanwhile.
+            let part = memory.whole().part(from as usize, length as usize)?;
+            let mut bytes = vec![0; length as usize];
+            part.copy_to(&mut bytes);
+            Some(bytes)
+        });
+        let outside = || Refusal::Illegal("a copy of bytes that are not in the copy buffer".into());
+        far.copy(connection, bytes.ok_or_else(outside)?, part)?;
+        let end = part.offset + u64::from(length);
+        self.next = part.more.then_some((connection, end));
+        Ok(())
     }
 }
 

@@ -119,8 +119,8 @@ fn copies_that_are_not_inside_or_to_nothing_are_refused() {
     let process = Stranger::attach(&rack, BETA);
     let connection = process.connect(ALPHA, 7);
     let copy = |connection, offset, from, length| {
-        let (follows, rest) = (false, 0);
-        let copy = SessionRequest::Copy { connection, offset, from, length, follows, rest };
+        let (follows, more) = (false, false);
+        let copy = SessionRequest::Copy { connection, offset, from, length, follows, more };
         process.ask(&copy, &[]).unwrap()
     };
     assert!(
@@ -146,6 +146,19 @@ fn copies_that_are_not_inside_or_to_nothing_are_refused() {
         assert!(matches!(reply, Reply::Refused(_)), "{offset} {from} {length}: {reply:?}");
     }
     assert!(matches!(copy(Handle(u64::MAX), 0, 0, 1), Reply::Refused(_)));
+    // A part goes on where the one before it has ended, if that said so.
+    let part = |offset, follows, more| {
+        let (from, length) = (0, 8);
+        let copy = SessionRequest::Copy { connection, offset, from, length, follows, more };
+        process.ask(&copy, &[]).unwrap()
+    };
+    let refused = |reply: Reply| assert!(matches!(reply, Reply::Refused(Refusal::Illegal(_))));
+    refused(part(0, true, true));
+    assert_eq!(part(0, false, true), Reply::Done);
+    refused(part(16, true, false));
+    refused(part(8, true, false));
+    assert_eq!([part(0, false, true), part(8, true, false)], [Reply::Done, Reply::Done]);
+    refused(part(16, true, false));
     assert_eq!(copy(connection, 8191, 9, 1), Reply::Done);
     let mut last = [0];
     segment.map(8191, 1).unwrap().whole().copy_to(&mut last);

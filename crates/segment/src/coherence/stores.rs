@@ -85,7 +85,7 @@ pub struct CopiedPart<'a> {
     pub last: bool,
     /// Offset of its first byte.
     pub offset: u64,
-    /// Its bytes.
+    /// The bytes from there on, at least one.
     pub data: &'a [u8],
 }
 

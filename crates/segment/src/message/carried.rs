@@ -107,7 +107,7 @@ pub enum CarriedMessage<'a> {
         held: bool,
         /// Where it is: behind the part before it.
         offset: u64,
-        /// Its bytes.
+        /// The bytes from there on, at least one.
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
     },

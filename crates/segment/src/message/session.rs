@@ -198,8 +198,8 @@ pub enum SessionRequest {
     /// [`Reply::Memory`]. Asked again, the same memory.
     CopyBuffer,
     /// Between machines: copies from the session's copy buffer to memory that a connection leads to, a part of a copy or all
-    /// of it. All of it is there, and what was stored before it, when its last part is answered by [`Reply::Done`]; its bytes
-    /// have no order among each other.
+    /// of it. The part is there when it is answered by [`Reply::Done`], and with the last one all that was stored before as
+    /// well, also on further machines. The bytes of a copy have no order among each other.
     Copy {
         /// Handle of the connection.
         connection: Handle,
@@ -209,10 +209,11 @@ pub enum SessionRequest {
         from: u32,
         /// Number of bytes, at least one.
         length: u32,
-        /// Whether the part before it was the session's last copy: what was stored since need not be there before it.
+        /// Whether it goes on where the session's last part ended, which said that it would: what was stored since need not
+        /// be there before it.
         follows: bool,
-        /// Number of bytes behind this part that the parts after it copy to.
-        rest: u64,
+        /// Whether a part follows.
+        more: bool,
     },
 }
 

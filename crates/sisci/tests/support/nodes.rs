@@ -1,6 +1,5 @@
 //! A rack of whole nodes inside of the test's process, with devices and a control plane, for C programs.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -148,7 +147,7 @@ fn node(
         host: host.into(),
         run_dir: run_dir.to_owned(),
         devices: lendable::of_host(host, devices, &folders, &Arc::default()),
-        ntbs: BTreeMap::new(),
+        ntbs: Default::default(),
         link,
         topology: topology.clone(),
         segments: settings(number, machines),

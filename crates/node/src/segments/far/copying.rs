@@ -10,25 +10,24 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use rackbus_memory::Region;
 use rackbus_segment::Handle;
-use rackbus_segment::coherence::{Batch, PAGE};
+use rackbus_segment::coherence::PAGE;
+use rackbus_segment::message::Refusal;
 
 use super::super::objects::Object;
+use super::cycle::of_links;
 use super::pair::collect_copies;
 use super::{CommonMemory, ConnectionKey, Far, FarConversation, FarState, PATIENCE};
 
-/// A copy as a process asks for it, or a part of one.
+/// A copy as a process asks for it, or a part of one: its bytes are apart.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyPart {
     /// First byte in the memory that is copied to.
     pub offset: u64,
-    /// Number of bytes.
-    pub length: u32,
-    /// Whether the part before it was made: what was stored since need not be there before this one.
+    /// Whether it goes on where the part before it ended, which was made: what was stored since need not be there before it.
     pub follows: bool,
-    /// Number of bytes behind it that the parts after it copy to.
-    pub rest: u64,
+    /// Whether a part follows.
+    pub more: bool,
 }
 
 /// A copy that somebody waits for.
@@ -37,132 +36,135 @@ pub struct QueuedCopy {
     /// Its number among all.
     number: u64,
     link: ConnectionKey,
-    from: Arc<Region>,
-    start: usize,
+    bytes: Vec<u8>,
     part: CopyPart,
 }
 
 impl QueuedCopy {
-    /// Makes the copy here: its offset, and its bytes, which are read once.
-    pub(super) fn make(&self, to: &Object) -> (u64, Vec<u8>) {
-        let (offset, length) = (self.part.offset, self.part.length as usize);
-        let mut bytes = vec![0; length];
-        if let Some(from) = self.from.whole().part(self.start, length) {
-            from.copy_to(&mut bytes);
-        }
+    /// Makes the copy here: its offset, and its bytes.
+    pub(super) fn make(self, to: &Object) -> (u64, Vec<u8>) {
+        let offset = self.part.offset;
         if let Some((here, at)) = to.region().ok().zip(usize::try_from(offset).ok())
-            && let Some(part) = here.whole().part(at, length)
+            && let Some(part) = here.whole().part(at, self.bytes.len())
         {
-            part.copy_from(&bytes);
+            part.copy_from(&self.bytes);
         }
-        (offset, bytes)
+        (offset, self.bytes)
     }
 
-    /// Whether parts follow.
-    pub(super) fn goes_on(&self) -> bool {
-        self.part.rest > 0
-    }
-
-    /// The pages of which nothing need be told but what is copied there, now or by the parts after it.
+    /// The pages that it overwrites as a whole: of these, nothing else need be told.
     pub(super) fn overwritten_pages(&self) -> Range<u64> {
-        let CopyPart { offset, length, rest, .. } = self.part;
-        let end = (offset + u64::from(length)).saturating_add(rest);
-        offset.div_ceil(PAGE as u64)..end / PAGE as u64
+        let (offset, page) = (self.part.offset, PAGE as u64);
+        offset.div_ceil(page)..(offset + self.bytes.len() as u64) / page
     }
+}
+
+/// How far a copy is.
+#[derive(Debug, Default)]
+pub(super) struct CopyProgress {
+    /// The flush that is done when all is that was stored before the end of the copy.
+    flush: Option<u64>,
+    has_taken_effect: bool,
 }
 
 /// What is copied in a cycle, each by the place of its memory among all that is looked at.
 pub(super) type CopiesByPlace = BTreeMap<usize, QueuedCopy>;
 
+/// The numbers of copies.
+pub(super) fn numbers(copies: &CopiesByPlace) -> Vec<u64> {
+    copies.values().map(|copy| copy.number).collect()
+}
+
 impl Far {
-    /// Copies a part from `from`, from its byte `start`, to the memory that a connection leads to, and waits until its bytes
-    /// have taken effect there; of the last part of a copy, also all that was stored before, and where they are told on
-    /// from there. False when they have not in time, the connection has ended or is not for stores, or a range is not inside;
-    /// then they may be there still.
-    pub fn copy(
-        &self,
-        connection: Handle,
-        (from, start): (&Arc<Region>, usize),
-        part: CopyPart,
-    ) -> bool {
+    /// Copies a part to the memory that a connection leads to, and waits until its bytes have taken effect there; with the
+    /// last part of a copy, also all that was stored before, and where they are told on from there.
+    ///
+    /// # Errors
+    /// [`Refusal::Illegal`] where nothing is copied: bytes that are not inside, or memory that is only loaded from.
+    /// [`Refusal::NotResponding`] when they have not taken effect in time, or the connection has ended: they may be there
+    /// still.
+    pub fn copy(&self, connection: Handle, bytes: Vec<u8>, part: CopyPart) -> Result<(), Refusal> {
         let link = (FarConversation::ToOwner, connection);
-        let Some(size) = self.memory(link).and_then(|memory| memory.copied_to()) else {
-            return false;
-        };
-        let length = u64::from(part.length);
-        let is_inside = part.offset.checked_add(length).is_some_and(|end| end <= size);
-        if length == 0 || !is_inside || from.whole().part(start, part.length as usize).is_none() {
-            return false;
+        let memory = self.memory(link).ok_or(Refusal::NotResponding)?;
+        let size = memory.copied_to();
+        let size = size.ok_or_else(|| Refusal::Illegal("the memory may only be read".into()))?;
+        let end = part.offset.checked_add(bytes.len() as u64);
+        if bytes.is_empty() || end.is_none_or(|end| end > size) {
+            return Err(Refusal::Illegal("a copy of bytes that are not inside".into()));
         }
         let until = Instant::now() + PATIENCE;
-        let copy = QueuedCopy { number: 0, link, from: from.clone(), start, part };
-        let Some((number, flush)) = self.begin_copy(copy) else { return false };
-        let waiting = |it: &mut FarState| it.copying.contains(&number) && !it.ways.is_empty();
-        let waited = self.flushed.wait_timeout_while(self.lock(), PATIENCE, waiting);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        // What is copied from is not read for it any more when this returns.
-        state.copies.retain(|copy| copy.number != number);
-        let is_there = !state.copying.remove(&number) && state.ends.contains_key(&link);
-        drop(state);
+        let copy = QueuedCopy { number: 0, link, bytes, part };
+        let flush = self.has_copied(copy, &memory).ok_or(Refusal::NotResponding)?;
         let left = || until.saturating_duration_since(Instant::now());
         let is_flushed = |flush| self.has_flushed_within(flush, left());
-        is_there && flush.is_none_or(is_flushed) && self.has_connection(connection)
+        match flush.is_none_or(is_flushed) && self.has_connection(connection) {
+            true => Ok(()),
+            false => Err(Refusal::NotResponding),
+        }
     }
 
-    /// Has a copy made: its number, and of the last part of one, that of the flush which is done when all of it is. A peer
-    /// that does not know copies is told what it changes.
-    fn begin_copy(&self, copy: QueuedCopy) -> Option<(u64, Option<u64>)> {
-        let (memory, is_last) = (self.memory(copy.link)?, !copy.goes_on());
+    /// Has a copy made, and waits until it has taken effect: of the last part of one, the number of the flush that is to be
+    /// waited for. A peer that does not know copies is told what it changes. `None` when it has not in time, or the
+    /// connection has ended.
+    fn has_copied(&self, copy: QueuedCopy, memory: &CommonMemory) -> Option<Option<u64>> {
+        let is_last = !copy.part.more;
         let mut state = self.lock();
-        let mut number = 0;
-        if state.ways.get(&copy.link.0)?.has_copies() {
-            state.copied += 1;
-            number = state.copied;
-            state.copying.insert(number);
-            state.copies.push_back(QueuedCopy { number, ..copy });
-        } else {
+        if !state.ways.get(&copy.link.0)?.has_copies() {
             // It may take long.
             drop(state);
             copy.make(&memory.object());
-            state = self.lock();
+            return Some(is_last.then(|| self.begin_flush()));
         }
-        let flush = is_last.then(|| state.flushes.want());
+        state.last_copy += 1;
+        let number = state.last_copy;
+        state.copying.insert(number, CopyProgress::default());
+        state.copies.push_back(QueuedCopy { number, ..copy });
         state.now = true;
-        drop(state);
         self.kick.notify_all();
-        Some((number, flush))
+        let waiting = |it: &mut FarState| {
+            it.copying.get(&number).is_some_and(|progress| !progress.has_taken_effect)
+        };
+        let waited = self.flushed.wait_timeout_while(state, PATIENCE, waiting);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.copies.retain(|copy| copy.number != number);
+        let progress = state.copying.remove(&number).filter(|it| it.has_taken_effect)?;
+        Some(progress.flush)
     }
 
-    /// Makes and sends the copies that need no look at all other memory, if no others are due: whether that was so.
+    /// Makes and sends the copies that are waited for, if they need no look at all other memory, and nobody waits for one
+    /// since the last of these; whether that was so.
     pub(super) fn copy_on(&self) -> bool {
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         let (links, ways, mut copies) = {
             let mut state = self.lock();
-            let follow = |copy: &QueuedCopy| copy.part.follows;
-            if state.copies.is_empty() || !state.copies.iter().all(follow) {
+            if !state.copies_go_on() {
+                state.copied_on = false;
                 return false;
             }
-            let of_copies =
-                |link: &ConnectionKey| state.copies.iter().any(|copy| copy.link == *link);
+            state.copied_on = true;
             let mut links = state.told_memories();
-            links.retain(|(link, _)| of_copies(link));
+            links.retain(|(link, _)| state.copies.iter().any(|copy| copy.link == *link));
             let copies = state.take_copies(&links);
             (links, state.ways.clone(), copies)
         };
-        let numbers = numbers(&copies);
+        let taken = numbers(&copies);
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
-        let batches = collect_copies(&pairs, &mut copies);
-        let is_some = !batches.is_empty();
-        let batches: Vec<(ConnectionKey, Batch)> =
-            batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
+        let batches = of_links(&links, collect_copies(&pairs, &mut copies));
         self.send(&batches, &ways, effects);
-        self.lock().copies_ended(&numbers, copies);
+        self.lock().copies_ended(&taken, copies);
         self.flushed.notify_all();
-        is_some
+        !batches.is_empty()
     }
 }
 
 impl FarState {
+    /// Whether all copies that are waited for go on with others, and no look at all memory is due in between.
+    fn copies_go_on(&self) -> bool {
+        let is_look_due = self.flushes.has_waiting() || !self.closing.is_empty();
+        let is_next_look = self.copied_on && is_look_due;
+        !is_next_look && !self.copies.is_empty() && self.copies.iter().all(|copy| copy.part.follows)
+    }
+
     /// Takes the next copy to each of these memories.
     pub(super) fn take_copies(
         &mut self,
@@ -177,16 +179,17 @@ impl FarState {
                 taken.extend(self.copies.remove(found).map(|copy| (at, copy)));
             }
         }
+        for copy in taken.values().filter(|copy| !copy.part.more) {
+            // Not before: the flush of one that still waits is not done with a look that comes first.
+            if let Some(progress) = self.copying.get_mut(&copy.number) {
+                progress.flush = Some(self.flushes.want());
+            }
+        }
         taken
     }
 
-    /// Those with these numbers were taken, and have taken effect but for those that are `left`, which are put back. Those whose
-    /// connection has ended are made no more.
-    pub(super) fn copies_ended(&mut self, taken: &[u64], left: CopiesByPlace) {
-        let is_left = |number: &u64| left.values().any(|copy| copy.number == *number);
-        let ended: Vec<u64> = taken.iter().copied().filter(|number| !is_left(number)).collect();
-        self.copying.retain(|number| !ended.contains(number));
-        left.into_values().for_each(|copy| self.copies.push_front(copy));
+    /// Copies whose connection has ended are made no more, and not waited for.
+    pub(super) fn forget_copies(&mut self) {
         let FarState { copies, copying, ends, .. } = self;
         copies.retain(|copy| {
             let stays = ends.contains_key(&copy.link);
@@ -195,12 +198,21 @@ impl FarState {
             }
             stays
         });
+    }
+
+    /// Those with these numbers were taken, and have taken effect but for those that are `left`, which are put back. Those whose
+    /// connection has ended are made no more.
+    pub(super) fn copies_ended(&mut self, taken: &[u64], left: CopiesByPlace) {
+        let is_left = |number: &u64| left.values().any(|copy| copy.number == *number);
+        let ended: Vec<u64> = taken.iter().copied().filter(|number| !is_left(number)).collect();
+        for number in &ended {
+            if let Some(progress) = self.copying.get_mut(number) {
+                progress.has_taken_effect = true;
+            }
+        }
+        left.into_values().for_each(|copy| self.copies.push_front(copy));
+        self.forget_copies();
         // Others were waiting for these, or for a look at all memory.
         self.now |= !ended.is_empty() && (!self.copies.is_empty() || self.flushes.has_waiting());
     }
-}
-
-/// The numbers of copies.
-pub(super) fn numbers(copies: &CopiesByPlace) -> Vec<u64> {
-    copies.values().map(|copy| copy.number).collect()
 }

@@ -18,7 +18,7 @@ use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::outbox::LetterQueue;
-use super::copying::{self, QueuedCopy};
+use super::copying;
 use super::pair::{CommonMemory, collect};
 use super::{Closing, ConnectionKey, End, Far, FarConversation, FarState};
 
@@ -47,6 +47,14 @@ struct Cycle {
     any: bool,
     /// How long the look took.
     looked: Duration,
+}
+
+/// Batches with the connections that they are for, instead of their places among these.
+pub(super) fn of_links(
+    links: &[(ConnectionKey, Arc<CommonMemory>)],
+    batches: Vec<(usize, Batch)>,
+) -> Vec<(ConnectionKey, Batch)> {
+    batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect()
 }
 
 /// Keeps memory the same for as long as `far` is there.
@@ -129,17 +137,14 @@ impl Far {
         };
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
-        let (begun, copied) = (Instant::now(), copying::numbers(&copies));
-        // Of pages that the rest of a copy is to overwrite, nothing was told.
-        let overwritten = copies.values().any(QueuedCopy::goes_on);
+        let (begun, taken) = (Instant::now(), copying::numbers(&copies));
         let (batches, all) = collect(&pairs, &mut copies);
-        let (looked, all) = (begun.elapsed(), all && !overwritten);
-        let batches: Vec<(ConnectionKey, Batch)> =
-            batches.into_iter().map(|(at, batch)| (links[at].0, batch)).collect();
+        let (looked, batches) = (begun.elapsed(), of_links(&links, batches));
         let some = !batches.is_empty();
         self.send(&batches, &ways, effects);
         let mut state = self.lock();
-        state.copies_ended(&copied, copies);
+        let all = all && copies.is_empty();
+        state.copies_ended(&taken, copies);
         state.close(closing, all);
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });

@@ -18,7 +18,7 @@ mod senders;
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
 pub use copying::CopyPart;
-use copying::QueuedCopy;
+use copying::{CopyProgress, QueuedCopy};
 pub use pair::CommonMemory;
 pub use passing::FlushTargets;
 use passing::PassingOn;
@@ -151,10 +151,12 @@ struct FarState {
     passing_on: PassingOn,
     /// What is to be copied to memory of the other side, in the order of asking.
     copies: VecDeque<QueuedCopy>,
-    /// How many of these there ever were.
-    copied: u64,
-    /// The numbers of those that have not taken effect.
-    copying: BTreeSet<u64>,
+    /// The number of the last one.
+    last_copy: u64,
+    /// Whether copies were made since the last look at all memory.
+    copied_on: bool,
+    /// How far those are that somebody waits for, by their numbers.
+    copying: BTreeMap<u64, CopyProgress>,
 }
 
 #[derive(Debug)]
@@ -313,6 +315,7 @@ impl Far {
         if way == FarConversation::ToOwner {
             state.flushes.end();
         }
+        state.forget_copies();
         state.now = true;
         drop(state);
         self.kick.notify_all();

@@ -57,8 +57,8 @@ type Pages = BTreeMap<u64, Box<[u8; PAGE]>>;
 
 impl PairState {
     /// Reads once, and notes what is another than was noted, or is known of the other side; whether anything was.
-    /// But for `known` pages, of which all bytes are told anyway.
-    fn differing(&self, object: &Object, known: &Range<u64>, pages: &mut Pages) -> bool {
+    /// But for `overwritten` pages, of which all bytes are told anyway.
+    fn differing(&self, object: &Object, overwritten: &Range<u64>, pages: &mut Pages) -> bool {
         let (mut differs, mut next) = (false, 0);
         let Ok(region) = object.region() else { return false };
         let memory = region.whole();
@@ -66,9 +66,9 @@ impl PairState {
         let size = self.window.size();
         sparse::each_data(object, size, |from, to| {
             let (first, end) = (from / PAGE as u64, to.div_ceil(PAGE as u64));
-            differs |= self.emptied(next..first, known, pages);
+            differs |= self.emptied(next..first, overwritten, pages);
             next = end;
-            for page in (first..end).filter(|page| !known.contains(page)) {
+            for page in (first..end).filter(|page| !overwritten.contains(page)) {
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
                 let Some(part) = memory.part(at as usize, length) else { return };
@@ -77,18 +77,18 @@ impl PairState {
                 differs |= self.note(page, &now, pages);
             }
         });
-        differs | self.emptied(next..size.div_ceil(PAGE as u64), known, pages)
+        differs | self.emptied(next..size.div_ceil(PAGE as u64), overwritten, pages)
     }
 
     /// Notes those of `holes`, pages that the file does not have (any more), that were noted or are known to be something
     /// else than zeroes; whether there are any. They are not read: that would make the file have them again.
-    fn emptied(&self, holes: Range<u64>, known: &Range<u64>, pages: &mut Pages) -> bool {
+    fn emptied(&self, holes: Range<u64>, overwritten: &Range<u64>, pages: &mut Pages) -> bool {
         if holes.is_empty() {
             return false;
         }
         let noted = pages.range(holes.clone()).map(|(page, _)| *page);
         let mut found: Vec<u64> = self.window.known_pages(holes).chain(noted).collect();
-        found.retain(|page| !known.contains(page));
+        found.retain(|page| !overwritten.contains(page));
         found.into_iter().fold(false, |differs, page| self.note(page, &[0; PAGE], pages) | differs)
     }
 
@@ -177,8 +177,8 @@ pub fn collect(
         let mut differs = false;
         let all = pairs.iter().zip(&states).zip(&mut pages).enumerate();
         for (at, ((pair, state), pages)) in all.filter(|(_, ((_, state), _))| state.tells()) {
-            let known = copied.get(&at).map_or(0..0, |copied| copied.overwritten.clone());
-            differs |= state.differing(&pair.object(), &known, pages);
+            let overwritten = copied.get(&at).map_or(0..0, |copied| copied.overwritten.clone());
+            differs |= state.differing(&pair.object(), &overwritten, pages);
         }
         if !differs {
             break;

@@ -1,6 +1,7 @@
 //! Copies whose range is known: how they are told, in what order, and what takes effect of them.
 
 use rackbus_memory::SharedMemory;
+use rackbus_segment::message::Refusal;
 
 use super::*;
 
@@ -18,15 +19,21 @@ fn bytes_of(object: &Object, offset: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
+fn bytes_from(from: &SharedMemory, start: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    from.whole().part(start, length).unwrap().copy_to(&mut bytes);
+    bytes
+}
+
 /// A copy that is no part of another.
-fn whole(offset: u64, length: u32) -> CopyPart {
-    CopyPart { offset, length, follows: false, rest: 0 }
+fn whole(offset: u64) -> CopyPart {
+    CopyPart { offset, follows: false, more: false }
 }
 
 /// Copies 50 bytes from byte 20 of `from` to byte 100, beside the test.
 fn copying(side: &Side, from: &SharedMemory) -> std::thread::JoinHandle<bool> {
-    let (far, from) = (side.far.clone(), from.region().clone());
-    std::thread::spawn(move || far.copy(REPLICA.1, (&from, 20), whole(100, 50)))
+    let (far, bytes) = (side.far.clone(), bytes_from(from, 20, 50));
+    std::thread::spawn(move || far.copy(REPLICA.1, bytes, whole(100)).is_ok())
 }
 
 #[test]
@@ -133,36 +140,33 @@ fn a_copy_that_cannot_be_is_refused_and_one_whose_connection_is_lost_fails() {
     let mut side = Side::new();
     settled(&mut side);
     let from = source(1);
-    let region = from.region();
-    for (start, offset, length) in [
-        (0, SIZE - 1, 2),
-        (0, u64::MAX, 1),
-        (SIZE as usize - 1, 0, 2),
-        (usize::MAX, 0, 1),
-        (0, 0, 0),
-    ] {
-        assert!(!side.far.copy(REPLICA.1, (region, start), whole(offset, length)));
+    for (offset, length) in [(SIZE - 1, 2), (u64::MAX, 1), (SIZE, 1), (0, 0)] {
+        let refused = side.far.copy(REPLICA.1, vec![1; length], whole(offset));
+        assert!(matches!(refused, Err(Refusal::Illegal(_))), "{refused:?}");
     }
-    assert!(!side.far.copy(Handle(99), (region, 0), whole(0, 1)), "there is no such connection");
+    let gone = Err(Refusal::NotResponding);
+    assert_eq!(side.far.copy(Handle(99), vec![1], whole(0)), gone, "there is no such connection");
     let copy = copying(&side, &from);
     assert!(matches!(side.owner.next(), CarriedMessage::Copied { .. }));
     side.far.end(FarConversation::ToOwner);
     assert!(!copy.join().unwrap());
     assert!(side.far.lock().copies.is_empty());
-    assert!(!side.far.copy(REPLICA.1, (region, 0), whole(0, 1)), "the conversation is over");
+    assert_eq!(side.far.copy(REPLICA.1, vec![1], whole(0)), gone, "the conversation is over");
+    assert!(side.far.lock().copying.is_empty());
 }
 
-/// What is stored meanwhile is told behind them, and what they overwrite anyway not at all.
+/// What was stored before the first one is told with it, also where the others copy to; what is stored meanwhile, when all
+/// memory is looked at for the last one.
 #[test]
 fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
     let mut side = Side::new();
     let (replica, _) = settled(&mut side);
     let from = source(1);
-    let copy = |part: CopyPart| {
-        let (far, from) = (side.far.clone(), from.region().clone());
-        std::thread::spawn(move || far.copy(REPLICA.1, (&from, part.offset as usize), part))
+    let copy = |offset: u64, length, follows, more| {
+        let (far, bytes) = (side.far.clone(), bytes_from(&from, offset as usize, length));
+        let part = CopyPart { offset, follows, more };
+        std::thread::spawn(move || far.copy(REPLICA.1, bytes, part).is_ok())
     };
-    let part = |offset, length, follows, rest| CopyPart { offset, length, follows, rest };
     let put = |at: usize, value: u8| {
         replica.region().unwrap().whole().part(at, 1).unwrap().copy_from(&[value]);
     };
@@ -170,32 +174,49 @@ fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
         side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
     };
     let effects = side.far.effects.clone();
-    let none_looks = effects.write().unwrap();
-    put(3000, 99);
-    let first = copy(part(0, 2000, false, 2096));
-    let begun = Instant::now();
-    while side.far.lock().copies.is_empty() {
-        assert!(begun.elapsed() < COMES, "it is not asked for");
-        std::thread::yield_now();
-    }
-    drop(none_looks);
+    // Asked for while nobody looks, so that it is in the next cycle.
+    let asked = |begin: Box<dyn FnOnce() -> std::thread::JoinHandle<bool> + '_>| {
+        let none_looks = effects.write().unwrap();
+        let begun = Instant::now();
+        let copying = begin();
+        while side.far.lock().copies.is_empty() {
+            assert!(begun.elapsed() < COMES, "it is not asked for");
+            std::thread::yield_now();
+        }
+        drop(none_looks);
+        copying
+    };
+    let first = asked(Box::new(|| {
+        put(3000, 99);
+        copy(0, 2000, false, true)
+    }));
+    let before = side.owner.next();
+    assert!(
+        matches!(&before, CarriedMessage::Stores { batch: 1, last: false, runs, .. } if runs[..] == [(3000, 1)]),
+        "{before:?}"
+    );
     assert!(matches!(side.owner.next(), CarriedMessage::Copied { batch: 1, last: true, .. }));
     put(10, 77);
-    applied(1);
-    assert!(first.join().unwrap());
-    let second = copy(part(2000, 2000, true, 96));
-    // Who looks may have found what was stored to the first part, and what the others overwrite.
-    let mut next = side.owner.next();
-    let mut batch = 2;
-    if matches!(next, CarriedMessage::Stores { .. }) {
-        applied(batch);
-        (next, batch) = (side.owner.next(), 3);
+    let second = asked(Box::new(|| {
+        applied(1);
+        assert!(first.join().unwrap());
+        copy(2000, 2000, true, true)
+    }));
+    let mut batch = 1;
+    let mut next = || {
+        batch += 1;
+        (batch, side.owner.next())
+    };
+    let (mut number, mut told) = next();
+    if matches!(told, CarriedMessage::Stores { .. }) {
+        // Who looked in between found what was stored meanwhile.
+        applied(number);
+        (number, told) = next();
     }
-    assert!(matches!(next, CarriedMessage::Copied { offset: 2000, last: true, .. }), "{next:?}");
-    put(11, 78);
-    applied(batch);
+    assert!(matches!(told, CarriedMessage::Copied { offset: 2000, last: true, .. }), "{told:?}");
+    applied(number);
     assert!(second.join().unwrap());
-    let third = copy(part(4000, 96, true, 0));
+    let third = copy(4000, 96, true, false);
     let mut is_copied = false;
     while !third.is_finished() {
         match side.owner.receive(COMES_NOT) {
@@ -204,16 +225,69 @@ fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
             None => continue,
             other => panic!("{other:?}"),
         }
-        batch += 1;
-        applied(batch);
+        number += 1;
+        applied(number);
     }
     assert!(third.join().unwrap() && is_copied);
     let mut expected: Vec<u8> = (0..SIZE).map(|at| 1_u8.wrapping_add(at as u8)).collect();
-    (expected[10], expected[11]) = (77, 78);
+    expected[10] = 77;
     assert_eq!(bytes_of(&replica, 0, SIZE as usize), expected);
-    let pair = side.far.memory(REPLICA).unwrap();
-    assert!(!pair.is_waiting());
     assert_eq!(side.owner.receive(COMES_NOT), None, "all was told before the last part had ended");
+}
+
+/// Parts of other copies come without a pause: a flush that is waited for meanwhile has its look.
+#[test]
+fn a_flush_waits_for_no_more_than_one_part_of_the_copies_of_others() {
+    let mut side = Side::new();
+    let (replica, _) = settled(&mut side);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let copies: Vec<_> = (0..2_u64)
+            .map(|nth| {
+                let (far, stop) = (side.far.clone(), &stop);
+                scope.spawn(move || {
+                    let part = CopyPart { offset: 64 * (nth + 1), follows: true, more: true };
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        far.copy(REPLICA.1, vec![5; 64], part).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let mut flushing = None;
+        let (mut batch, mut copied) = (0, 0);
+        while !flushing.as_ref().is_some_and(std::thread::ScopedJoinHandle::is_finished) {
+            let told = side.owner.next();
+            copied += usize::from(matches!(told, CarriedMessage::Copied { .. }));
+            if copied == 10 && flushing.is_none() {
+                store(&replica, &[1; 8]);
+                let far = side.far.clone();
+                flushing = Some(scope.spawn(move || far.flush()));
+            }
+            assert!(copied < 1000, "the flush does not end");
+            if matches!(told, CarriedMessage::Stores { last: false, .. }) {
+                // A copy is in the same batch.
+                continue;
+            }
+            let begun = Instant::now();
+            // With each that takes effect, the next one is asked for already.
+            while side.far.lock().copies.is_empty() {
+                assert!(begun.elapsed() < COMES, "nobody copies");
+                std::thread::yield_now();
+            }
+            batch += 1;
+            side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
+        }
+        assert!(flushing.is_some_and(|flushing| flushing.join().unwrap()));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        while copies.iter().any(|copy| !copy.is_finished()) {
+            let told = side.owner.receive(COMES_NOT);
+            if told.is_some_and(|told| !matches!(told, CarriedMessage::Stores { last: false, .. }))
+            {
+                batch += 1;
+                side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
+            }
+        }
+    });
 }
 
 /// Several are asked for at a time; each is made, and a flush is done when those before it are.
