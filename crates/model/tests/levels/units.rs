@@ -98,12 +98,11 @@ fn random(random: &mut RandomSequence) -> String {
     text
 }
 
-/// What is answered is near what is simulated, where flows share a drive or units too; and no more is promised to all of
-/// them together than there is.
-#[test]
-fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
-    let (mut errors, mut more, mut count) = (Vec::new(), Vec::new(), 0);
-    for seed in (0..100).chain(7000..7100) {
+/// Checks, for random flows of these seeds, that what is answered is near what is simulated, and that no more is promised
+/// to all of them together than there is.
+fn answers_are_near(seeds: impl Iterator<Item = u64>) {
+    let (mut errors, mut far, mut more, mut count) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for seed in seeds {
         let text = random(&mut RandomSequence::new(seed));
         let (level, results) = answers(&text);
         count += level.flows.len();
@@ -116,18 +115,35 @@ fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
             if let Some(rate) = flow.jobs_per_second {
                 let off = jobs / results.seconds / rate - 1.0;
                 // So much may chance differ by.
-                let most = 0.1 + 4.0 / jobs.sqrt();
-                assert!(off.abs() < most, "seed {seed}: {off:.3} off\n{text}\n{flow:?}");
+                if off.abs() >= 0.1 + 4.0 / jobs.sqrt() {
+                    far.push(format!("seed {seed}: {off:.3} off\n{text}\n{flow:?}"));
+                }
                 errors.push(off);
             }
         }
         more.push(simulated / told - 1.0);
     }
     let answered = errors.len() as f64 / count as f64;
-    println!("{:.1} % answered", answered * 100.0);
-    assert!(answered > 0.3, "{answered} answered");
-    assert!(Sizes::of("answered, each", errors).median < 1.0);
+    println!("{:.1} % of {count} flows answered", answered * 100.0);
+    let each = Sizes::of("answered, each", errors);
     let sizes = Sizes::of("fair shares, in all", more);
+    assert!(far.is_empty(), "{} answers are far off:\n{}", far.len(), far.join("\n"));
+    assert!(answered > 0.3, "{answered} answered");
+    assert!(each.median < 1.0);
     // Where a unit is full, who asks more often gets more of it, whatever is fair.
     assert!(sizes.median < 2.0 && sizes.most < 15.0);
+}
+
+/// Seeds by which the rules of `flow::sure` were made: 7000 to 7099 showed that a flow with a depth is not to be answered
+/// where others fill what it uses.
+#[test]
+fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
+    answers_are_near((0..100).chain(7000..7100));
+}
+
+/// These seeds were chosen after the rules had been made, and run once: 88 of 233 flows were answered, and all of them held. Half of the
+/// answers were less than 0.8 % off, nine of ten less than 5 %, the worst 15.2 %.
+#[test]
+fn it_is_near_also_of_flows_that_no_rule_was_made_by() {
+    answers_are_near(41300..41400);
 }
