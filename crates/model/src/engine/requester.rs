@@ -139,6 +139,23 @@ impl Op {
     fn is_unawaited(&self) -> bool {
         self.write && self.until != Until::Landed
     }
+
+    /// Takes what its next packet carries or asks for: that packet's address and bytes.
+    fn take(&mut self, parameters: &RequesterParameters) -> (u64, u64) {
+        let address = self.address;
+        let most = match (self.write, self.unaligned) {
+            (true, _) => upto(parameters.payload, address),
+            (false, None) => upto(parameters.read, address),
+            (false, Some(begin)) => {
+                upto(parameters.read, address - begin).min(upto(parameters.alignment, address))
+            }
+        };
+        let bytes = self.left.min(u64::from(most));
+        self.left -= bytes;
+        self.address += bytes;
+        self.available -= if self.write { bytes } else { 0 };
+        (address, bytes)
+    }
 }
 
 /// Whose an operation is: its flow, the job that waits for it or [`NONE`], and till when.
@@ -370,17 +387,7 @@ impl World {
         let here = &mut self.requesters[requester as usize];
         let parameters = here.parameters;
         let op = &mut self.ops[id];
-        let most = match (op.write, op.unaligned) {
-            (true, _) => upto(parameters.payload, op.address),
-            (false, None) => upto(parameters.read, op.address),
-            (false, Some(begin)) => upto(parameters.read, op.address - begin)
-                .min(upto(parameters.alignment, op.address)),
-        };
-        let bytes = op.left.min(u64::from(most));
-        let address = op.address;
-        op.left -= bytes;
-        op.address += bytes;
-        op.available -= if op.write { bytes } else { 0 };
+        let (address, bytes) = op.take(&parameters);
         let done = op.left == 0;
         let passed = done && op.is_unawaited();
         // Not the whole: a copy would wait for what was written just now.
