@@ -39,10 +39,11 @@ pub enum Kind {
     Predicted,
     /// An inequality or a trend, which could fail.
     Relation,
-    /// Others' measurement of a whole system whose profile was made from other sources, known while it was
-    /// made: within 15 %.
+    /// Others' measurement of a whole system whose profile was made from other sources, known while the model was
+    /// made, or blind until the model was changed by what it showed: within 15 %.
     Measured,
-    /// One of a set whose inputs were fixed and committed before it was run for the first time: within 15 %.
+    /// One of a set whose inputs were fixed and committed before it was run for the first time, and that has
+    /// stayed as it came out: within 15 %.
     Blind,
 }
 
