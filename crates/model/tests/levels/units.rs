@@ -144,6 +144,8 @@ fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
 /// These seeds were chosen after the rules had been made, and run once: 88 of 233 flows were answered, and all of them
 /// held. Half of the answers were less than 0.8 % off, nine of ten less than 5 %, the worst 15.2 %. No flow among them is one
 /// that only the rule which 7000 to 7099 led to refuses: they say that answers hold, and nothing of that rule.
+/// Of 52000 to 52599, run once too and not kept, as they take a minute, all 646 answers of 1513 flows held, the worst 17.7 %
+/// off; without that rule flows of 52298 and 52595 are answered as well, 16.6 % off, which is more than chance.
 #[test]
 fn it_is_near_also_of_flows_that_no_rule_was_made_by() {
     answers_are_near(41300..41400);
