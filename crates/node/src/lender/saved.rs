@@ -302,13 +302,21 @@ impl LentFunctions {
         let stream = user.as_ref().map(|user| user.stream.clone());
         let placement = self.fence.lock().admitted(&lent.name).map(|holder| holder.placement);
         let placement = placement.unwrap_or_default();
+        let missing = || std::io::Error::other("nothing of it was saved");
         let resumed = match (placement, user) {
-            (Placement::Host, user) => {
-                let lent_so = (user, window, &session);
-                Some(self.resume_in_window(lent, saved, lent_so, descriptors)?)
-            }
+            (Placement::Host, user) => match user.zip(window) {
+                Some((user, window)) => {
+                    let lent_so = (user, window, &session);
+                    Some(self.resume_in_window(lent, saved, lent_so, descriptors)?)
+                }
+                None => {
+                    // Its borrower is away, or loses it: the next one finds what is in it.
+                    stream.iter().for_each(|stream| stream.shut_down());
+                    lent.lendable.resume(saved.ok_or_else(missing)?, None)?;
+                    None
+                }
+            },
             (_, user) => {
-                let missing = || std::io::Error::other("nothing of it was saved");
                 let resumed = lent.lendable.resume(saved.ok_or_else(missing)?, user)?;
                 resumed.map(|(session, conversation)| (LentUsage::Attached(session), conversation))
             }
@@ -329,21 +337,15 @@ impl LentFunctions {
         &self,
         lent: &LentFunction,
         saved: Option<SavedSession>,
-        (user, window, session): (
-            Option<User>,
-            Option<WithDescriptors<LoanState>>,
-            &Option<LentSession>,
-        ),
+        (user, window, session): (User, WithDescriptors<LoanState>, &Option<LentSession>),
         descriptors: &mut ParcelDescriptors,
     ) -> std::io::Result<(LentUsage, RestingConversation)> {
-        let missing = || std::io::Error::other("it was taken from its borrower meanwhile");
-        let (user, window) = user.zip(window).ok_or_else(missing)?;
         let (state, descriptors) = window.take(descriptors)?;
         let borrower = self.borrower_of(&lent.name)?;
         let loan = (&borrower[..], SavedLoan { state, descriptors });
         let resumed = lent.lendable.resume_in_window(saved, user, loan)?;
         if !is_kept(session.clone().map(|session| (None, session))) {
-            return Err(missing());
+            return Err(std::io::Error::other("its session with its borrower cannot be kept"));
         }
         Ok((LentUsage::InWindow(resumed), RestingConversation::default()))
     }

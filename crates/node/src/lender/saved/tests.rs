@@ -2,17 +2,21 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rackbus_control::api::DeviceReport;
-use rackbus_devices::class::LentTo;
+use rackbus_devices::Folders;
+use rackbus_devices::class::{LentTo, parse_rack};
 use rackbus_fabric::{Fabric, FabricHandle, Lending, derive};
 use rackbus_lease::{ArmedFor, LenderAction, Message};
 use rackbus_link::shm::ShmLink;
 use rackbus_memory::CarriedSession;
 use rackbus_memory::exchange::session::SessionSide;
+use rackbus_pci::engine::EngineOptions;
 
 use super::*;
-use crate::lendable::{Attached, NotReady};
+use crate::handover::parcel;
+use crate::lendable::{Attached, Modelled, NotReady};
 use crate::lender::devices::OfferedFunctions;
 
 const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
@@ -79,8 +83,19 @@ fn lent_to_beta(level: Option<&str>) -> LentFunctions {
 
 /// The same, with the front at this place.
 fn lent_in(placement: Placement, level: Option<&str>) -> LentFunctions {
+    let (lender, holder) = armed(Arc::new(Stopped::default()), placement, level);
+    lender.fence.lock().attach("d0", &holder).unwrap();
+    lender
+}
+
+/// The same of this function, before beta attaches.
+fn armed(
+    function: Arc<dyn Lendable>,
+    placement: Placement,
+    level: Option<&str>,
+) -> (LentFunctions, ArmedFor) {
     let lender = lender();
-    lender.add("d0", Arc::new(Stopped::default())).unwrap();
+    lender.add("d0", function).unwrap();
     let (device, borrower) = ("d0".to_owned(), "beta".to_owned());
     let (lease, epoch) = (1, 1);
     let holder = ArmedFor { lease, epoch, borrower: borrower.clone(), placement };
@@ -97,8 +112,7 @@ fn lent_in(placement: Placement, level: Option<&str>) -> LentFunctions {
     };
     assert_eq!(lender.receive(0, arm).len(), 1);
     lender.arm("d0", epoch, level);
-    lender.fence.lock().attach("d0", &holder).unwrap();
-    lender
+    (lender, holder)
 }
 
 /// The lender in the place of `before`, where these devices can be made, and these states are passed on beside.
@@ -195,6 +209,46 @@ fn a_function_whose_conversation_cannot_be_passed_on_keeps_its_lender_from_being
     let connection = CarriedSession::of_one_connection(SessionSide::Answers).unwrap();
     let said = "alpha/d0 would be lost: its borrower's node knows no sessions for functions in its own PCI tree";
     assert_eq!(refused(Arc::new(connection)).as_deref(), Some(said));
+}
+
+/// A drive in memory, and how often it was made without anything in it.
+fn drive() -> (Arc<Modelled>, Arc<AtomicUsize>) {
+    let rack = RACK.replace("\"1 MiB\"", "\"1 MiB\"\nbacking = \"memory\"");
+    let (_, devices) = parse_rack("rack.toml", &rack).unwrap();
+    let config = devices[0].config.clone().unwrap();
+    let (again, made) = (config.clone(), Arc::<AtomicUsize>::default());
+    let count = made.clone();
+    let folders = || Folders::new("/nonexistent", "/nonexistent");
+    let factory = Box::new(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        config.model(&folders())
+    });
+    let modelled = Modelled::new("d0", factory, EngineOptions::default());
+    let successor = Box::new(move |medium| again.resume(&folders(), medium));
+    (Arc::new(modelled.with_successor(successor)), made)
+}
+
+/// It has what its borrower wrote before, and may be the only copy.
+#[test]
+fn a_drive_in_memory_is_kept_while_its_borrower_is_away_wherever_its_front_is() {
+    for placement in [Placement::Lender, Placement::Borrower, Placement::Host] {
+        let (before, _) = armed(drive().0, placement, None);
+        let mut parcel = Parcel::default();
+        let mut saved = before.save(&mut parcel).unwrap();
+        let states = serde_json::to_vec(&std::mem::take(&mut saved.states)).unwrap();
+        let (states, mut descriptors) = parcel::receive(parcel.send(&states).unwrap()).unwrap();
+        let states = serde_json::from_slice(&states).unwrap();
+        let after = lender().with_fence(before.fence());
+        let folder = tempfile::tempdir().unwrap();
+        let link = ShmLink::new("test", folder.path(), ["alpha", "beta"]);
+        let (next, made) = drive();
+        let devices = [("d0".to_owned(), next.clone() as Arc<dyn Lendable>)];
+        let levels = BTreeMap::new();
+        let users = after.resume_all(&devices, states, levels, &mut descriptors, &link);
+        assert!(users.is_empty(), "{placement}");
+        next.arm(Duration::from_secs(60)).unwrap();
+        assert_eq!(made.load(Ordering::Relaxed), 0, "{placement}: it begins anew");
+    }
 }
 
 /// As a rack file that was edited has it done: it is withdrawn as it was, and offered as it is now.
