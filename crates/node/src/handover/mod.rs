@@ -64,6 +64,9 @@ pub enum HandOverError {
         /// Name of the function.
         function: String,
     },
+    /// A function in a host's own PCI tree is of no more use there, and its end waits for the node.
+    #[error("{0} is being taken from its borrower")]
+    TakenAway(String),
     /// An engine does not answer.
     #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),
@@ -121,7 +124,8 @@ impl HandOverError {
             HandOverError::UnderWay(_)
             | HandOverError::Unplugging
             | HandOverError::Busy(_)
-            | HandOverError::InUse { .. } => "the node goes on; try again in a moment",
+            | HandOverError::InUse { .. }
+            | HandOverError::TakenAway(_) => "the node goes on; try again in a moment",
             HandOverError::Storage(_) => "the node goes on; try again when the storage answers",
             HandOverError::Segments(_) => "the node goes on; end those processes first",
             HandOverError::Window { .. } | HandOverError::InHost(_) => {

@@ -149,18 +149,13 @@ impl LentFunctions {
                 }
             };
             drop(state);
-            let windows = lent.lendable.windows();
-            let in_window = windows.map_or(Ok(None), WindowLending::save)?;
-            if saved.is_none() && in_window.is_none() {
-                continue;
-            }
             let (stream, session) = attached.map(|(stream, session, _)| (stream, session)).unzip();
             let session = session.flatten();
-            let with = (stream, session.as_ref());
-            let stated = LentState::new(saved.as_ref(), in_window, with, parcel);
+            let stated = state_of(lent, saved.as_ref(), (stream, session.as_ref()), parcel);
+            // Also where that failed: it is taken back then.
             all.saved.extend(saved.map(|saved| (lent.clone(), saved)));
             all.sessions.extend(session);
-            all.states.insert(name.clone(), stated?);
+            all.states.extend(stated?.map(|stated| (name.clone(), stated)));
         }
         Ok(all)
     }
@@ -422,6 +417,28 @@ impl ResumedSession {
             tracing::info!(device = lent.name, "function released");
         };
         std::thread::Builder::new().name("link peer".into()).spawn(hold).map(drop)
+    }
+}
+
+/// What another process goes on with of a function that was `saved`, or is lent in a window, or both, and of its user; nothing
+/// where there is neither.
+///
+/// # Errors
+/// When it cannot be passed on, or is being taken from its borrower: its model's state is of no use then.
+fn state_of(
+    lent: &LentFunction,
+    saved: Option<&SavedSession>,
+    user: (Option<Arc<dyn Stream>>, Option<&LentSession>),
+    parcel: &mut Parcel,
+) -> Result<Option<LentState>, HandOverError> {
+    let windows = lent.lendable.windows();
+    let in_window = windows.map_or(Ok(None), WindowLending::save)?;
+    if in_window.is_none() && windows.is_some_and(WindowLending::is_lent) {
+        return Err(HandOverError::TakenAway(lent.name.clone()));
+    }
+    match (saved, in_window) {
+        (None, None) => Ok(None),
+        (saved, in_window) => LentState::new(saved, in_window, user, parcel).map(Some),
     }
 }
 
