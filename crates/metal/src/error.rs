@@ -67,6 +67,9 @@ pub enum MetalError {
     /// What another process passed on cannot be gone on with.
     #[error("a window that another process passed on: {0}")]
     Passed(String),
+    /// What a borrower asked of a lent function is still being done.
+    #[error("{0} does not do what its borrower asked for in time")]
+    Late(String),
     /// The NTB is not the kernel module's.
     #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
     NotBound {

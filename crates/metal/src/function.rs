@@ -2,15 +2,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Event};
 use rackbus_vfio::Container;
 
 use crate::device::{ReadyDevice, WindowDevice, event, table_of};
 use crate::error::MetalError;
-use crate::lender::{BEAT, LentStatus, locked};
+use crate::lender::{AGAIN, BEAT, LentStatus, locked, locked_within};
 use crate::ntb::{DOORBELL, Ntb};
 use crate::requests::{FunctionRequest, RequestRing, Writable};
 use crate::room::LoanPlace;
@@ -159,14 +159,44 @@ impl ControlledFunction {
         Ok(function)
     }
 
-    /// Does nothing for the borrower, and loses nothing of what it asks for, or goes on with that. What is being done for it is
-    /// waited for.
-    pub fn pause(&self, on: bool) {
+    /// Does nothing for the borrower, and loses nothing of what it asks for. What is being done for it is waited for.
+    ///
+    /// # Errors
+    /// When that takes longer than `limit`, as a reset of a device that hangs. It goes on then.
+    pub fn pause(&self, limit: Duration) -> Result<(), MetalError> {
         // Before the lock, which is not fair: who carries requests out is not to go on with the next one.
-        self.paused.store(on, Ordering::Release);
-        drop(locked(&self.requests));
-        self.device.pause(on);
+        self.paused.store(true, Ordering::Release);
+        match locked_within(&self.requests, limit) {
+            Some(requests) => drop(requests),
+            None => {
+                self.go_on();
+                return Err(MetalError::Late(self.device.name()));
+            }
+        }
+        self.device.pause(true);
+        Ok(())
+    }
+
+    /// Goes on after a [pause](ControlledFunction::pause).
+    pub fn go_on(&self) {
+        self.paused.store(false, Ordering::Release);
+        self.device.pause(false);
         self.wake();
+    }
+
+    /// What is mapped for the borrower; nothing of one that is being taken away, which takes as long as its device likes.
+    /// Nobody else holds this for longer than a moment while it is [paused](ControlledFunction::pause).
+    fn mapped(&self) -> Option<MutexGuard<'_, Option<Box<dyn LentRanges>>>> {
+        loop {
+            let mappings = locked_within(&self.mappings, AGAIN);
+            // Looked at with the lock, or without it because the end may have that: it says so before.
+            if self.ended.load(Ordering::Acquire) {
+                return None;
+            }
+            if mappings.is_some() {
+                return mappings;
+            }
+        }
     }
 
     /// As another process goes on with it at its place, while it is [paused](ControlledFunction::pause); nothing of one that
@@ -176,10 +206,8 @@ impl ControlledFunction {
     /// When the process has no descriptors left.
     pub fn save(&self, place: &LoanPlace) -> std::io::Result<Option<SavedLoan>> {
         let requests = locked(&self.requests);
-        let mappings = locked(&self.mappings);
-        let Some(mapped) = mappings.as_ref().filter(|_| !self.ended.load(Ordering::Acquire)) else {
-            return Ok(None);
-        };
+        let Some(mappings) = self.mapped() else { return Ok(None) };
+        let Some(mapped) = &*mappings else { return Ok(None) };
         let device = self.device.save()?;
         let released = self.released.load(Ordering::Relaxed);
         let counts = [&self.carried_out, &self.resets].map(|count| count.load(Ordering::Relaxed));

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_memory::{Event, Lending, MemoryHandle, Revoker, SharedMemory};
 use rackbus_pci::vfio_user::ServedDevice;
@@ -32,11 +32,24 @@ use crate::window::{HEARTBEAT_MS, adopt_shown, beat_in};
 
 /// How often the heartbeat changes: twice as often as the borrower expects.
 pub(crate) const BEAT: Duration = Duration::from_millis(HEARTBEAT_MS / 2);
-/// Between two looks whether the threads are done with a function.
-const AGAIN: Duration = Duration::from_millis(1);
+/// Between two looks whether the threads are done with a function, or with a lock.
+pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The lock, unless somebody holds it for longer than `limit`.
+pub(crate) fn locked_within<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexGuard<'_, T>> {
+    let begun = Instant::now();
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > limit => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(AGAIN),
+        }
+    }
 }
 
 /// Bytes of the borrower's window 1.
@@ -430,11 +443,18 @@ pub struct LoanHandle {
 }
 
 impl LoanHandle {
-    /// Does nothing for the borrower, and loses nothing of what it asks for or is to be told, or goes on with that. The model
-    /// is saved meanwhile.
-    pub fn pause(&self, on: bool) {
+    /// Does nothing for the borrower, and loses nothing of what it asks for or is to be told. The model is saved meanwhile.
+    ///
+    /// # Errors
+    /// When what is being done for the borrower takes longer than `limit`. It goes on then.
+    pub fn pause(&self, limit: Duration) -> Result<(), MetalError> {
+        self.function.upgrade().map_or(Ok(()), |function| function.pause(limit))
+    }
+
+    /// Goes on with what came while it was paused.
+    pub fn go_on(&self) {
         if let Some(function) = self.function.upgrade() {
-            function.pause(on);
+            function.go_on();
         }
     }
 

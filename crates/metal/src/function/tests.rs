@@ -4,14 +4,18 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::*;
+use crate::plan::WindowRoom;
+use crate::room::LentRoom;
 use crate::saved::SavedDevice;
 use crate::window::{CONSUMER, ENTRIES, PRODUCER};
 
 const EPOCH: u64 = 7;
 const RESET: Duration = Duration::from_millis(20);
 
-/// A device whose resets take their time, how many it was asked for, and how many until its end began.
+/// A device whose resets take their time, or do not end while it hangs; how many it was asked for, and how many until its end
+/// began.
 struct SlowDevice {
+    hangs: Arc<AtomicBool>,
     resets: Arc<AtomicU64>,
     at_end: Arc<AtomicU64>,
     broken: Arc<AtomicBool>,
@@ -38,6 +42,9 @@ impl WindowDevice for SlowDevice {
     fn reset(&self) -> Result<(), MetalError> {
         self.resets.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(RESET);
+        while self.hangs.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
         Ok(())
     }
 
@@ -68,6 +75,7 @@ struct Flooded {
     resets: Arc<AtomicU64>,
     at_end: Arc<AtomicU64>,
     broken: Arc<AtomicBool>,
+    hangs: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
@@ -75,8 +83,13 @@ struct Flooded {
 fn flooded() -> Flooded {
     let (resets, broken) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
     let at_end = Arc::<AtomicU64>::default();
-    let device =
-        SlowDevice { resets: resets.clone(), at_end: at_end.clone(), broken: broken.clone() };
+    let hangs = Arc::<AtomicBool>::default();
+    let device = SlowDevice {
+        hangs: hangs.clone(),
+        resets: resets.clone(),
+        at_end: at_end.clone(),
+        broken: broken.clone(),
+    };
     let lent = (Box::new(device) as _, Box::new(NoRanges) as _, ControlArea::new().unwrap());
     let writable = Writable { msix_control: 0, device_control: 0 };
     let lost = Box::new(|_: &str| ());
@@ -101,16 +114,20 @@ fn flooded() -> Flooded {
     };
     let serving = function.clone();
     let threads = vec![std::thread::spawn(flood), std::thread::spawn(move || serving.serve())];
-    Flooded { function, resets, at_end, broken, stop, threads }
+    Flooded { function, resets, at_end, broken, hangs, stop, threads }
 }
 
 impl Flooded {
-    fn until_served(&self) {
+    fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let begun = Instant::now();
-        while self.resets.load(Ordering::Relaxed) < 3 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "nothing is served");
+        while !holds() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
             std::thread::yield_now();
         }
+    }
+
+    fn until_served(&self) {
+        self.until("nothing is served", || self.resets.load(Ordering::Relaxed) >= 3);
     }
 
     /// Stops both threads, and says how often the device was reset.
@@ -138,17 +155,44 @@ fn a_borrower_that_keeps_its_ring_full_does_not_hold_off_the_end() {
 fn nothing_is_carried_out_while_it_is_paused_and_nothing_is_passed_over() {
     let flooded = flooded();
     flooded.until_served();
-    flooded.function.pause(true);
+    flooded.function.pause(Duration::from_secs(60)).unwrap();
     let before = flooded.resets.load(Ordering::Relaxed);
     std::thread::sleep(3 * RESET);
     assert_eq!(flooded.resets.load(Ordering::Relaxed), before);
-    flooded.function.pause(false);
-    let begun = Instant::now();
-    while flooded.resets.load(Ordering::Relaxed) < before + 2 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it does not go on");
-        std::thread::yield_now();
-    }
+    flooded.function.go_on();
+    flooded.until("it does not go on", || flooded.resets.load(Ordering::Relaxed) >= before + 2);
     assert_eq!(flooded.function.status().refused, 0);
+    flooded.stop();
+}
+
+/// Everybody else waits for whoever pauses it.
+#[test]
+fn a_device_that_hangs_is_not_paused_and_goes_on_when_it_answers() {
+    let flooded = flooded();
+    flooded.until_served();
+    flooded.hangs.store(true, Ordering::Relaxed);
+    let paused = flooded.function.pause(3 * RESET);
+    assert!(matches!(paused, Err(MetalError::Late(_))), "{paused:?}");
+    let before = flooded.resets.load(Ordering::Relaxed);
+    flooded.hangs.store(false, Ordering::Relaxed);
+    flooded.until("it does not go on", || flooded.resets.load(Ordering::Relaxed) > before + 2);
+    flooded.stop();
+}
+
+#[test]
+fn nothing_is_saved_of_a_device_that_hangs_at_its_end() {
+    let flooded = flooded();
+    flooded.until_served();
+    flooded.function.pause(Duration::from_secs(60)).unwrap();
+    let before = flooded.resets.load(Ordering::Relaxed);
+    flooded.hangs.store(true, Ordering::Relaxed);
+    let function = flooded.function.clone();
+    let end = std::thread::spawn(move || function.end());
+    flooded.until("it does not end", || flooded.resets.load(Ordering::Relaxed) > before);
+    let place = LentRoom::new(WindowRoom::new(1 << 20)).take(&[]).unwrap();
+    assert!(flooded.function.save(&place).unwrap().is_none());
+    flooded.hangs.store(false, Ordering::Relaxed);
+    end.join().unwrap();
     flooded.stop();
 }
 
@@ -157,10 +201,6 @@ fn trouble_is_seen_while_the_ring_is_kept_full() {
     let flooded = flooded();
     flooded.until_served();
     flooded.broken.store(true, Ordering::Relaxed);
-    let begun = Instant::now();
-    while flooded.function.status().trouble.is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "nobody looks");
-        std::thread::yield_now();
-    }
+    flooded.until("nobody looks", || flooded.function.status().trouble.is_some());
     flooded.stop();
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rackbus_control::api::DeviceReport;
 use rackbus_lease::{ArmedFor, Epoch, NotAdmitted};
 use rackbus_memory::{GatePassage, Stream};
+use rackbus_metal::MetalError;
 use rackbus_pci::vfio_user::{RestingConversation, ServedDevice, serve_within};
 
 use super::tenancy::Tenancy;
@@ -166,10 +167,22 @@ impl LentFunction {
         }
     }
 
-    /// Has a function that is lent in a window do nothing for its borrower, or go on; false when it is not lent so.
-    pub(super) fn pause_in_window(&self, on: bool) -> bool {
-        let windows = self.lendable.windows().filter(|windows| windows.is_lent());
-        windows.inspect(|windows| windows.pause(on)).is_some()
+    /// Has a function that is lent in a window do nothing for its borrower; false when it is not lent so.
+    ///
+    /// # Errors
+    /// When what it does for the borrower takes longer than `limit`. It goes on then.
+    pub(super) fn pause_in_window(&self, limit: Duration) -> Result<bool, MetalError> {
+        match self.lendable.windows().filter(|windows| windows.is_lent()) {
+            Some(windows) => windows.pause(limit).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Has a function that was [paused](LentFunction::pause_in_window) go on.
+    pub(super) fn go_on_in_window(&self) {
+        if let Some(windows) = self.lendable.windows() {
+            windows.go_on();
+        }
     }
 
     pub(super) fn rests(&self, at: Option<RestingConversation>) {

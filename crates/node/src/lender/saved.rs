@@ -63,7 +63,7 @@ impl Drop for SavedFunctions {
             lent.lendable.take_back(saved);
         }
         for lent in &self.paused {
-            lent.pause_in_window(false);
+            lent.go_on_in_window();
         }
         self.sessions.iter().for_each(|session| session.carried().take_back());
     }
@@ -131,7 +131,8 @@ impl LentFunctions {
                 None => None,
             };
             // First, so that all interrupts of a model are among what is saved of it.
-            if lent.pause_in_window(true) {
+            let paused = lent.pause_in_window(self.patience / 10);
+            if paused.map_err(|_| HandOverError::Hangs(name.clone()))? {
                 all.paused.push(lent.clone());
             }
             let from = attached.as_ref().map(|(.., at)| at.clone()).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rackbus_memory::{Lending, MemoryHandle, Revoker, Stream};
 use rackbus_metal::{LentWindow, LoanHandle, MetalError, OnTakenAway, SavedLoan, WindowLoan};
@@ -45,11 +46,20 @@ impl WindowLending {
         locked(&self.lent).is_some()
     }
 
-    /// Has the function that is lent so do nothing for its borrower, and lose nothing, or go on.
-    pub(crate) fn pause(&self, on: bool) {
+    /// Has the function that is lent so do nothing for its borrower, and lose nothing.
+    ///
+    /// # Errors
+    /// When what it does for the borrower takes longer than `limit`. It goes on then.
+    pub(crate) fn pause(&self, limit: Duration) -> Result<(), MetalError> {
+        let lent = locked(&self.lent).clone();
+        lent.map_or(Ok(()), |lent| lent.pause(limit))
+    }
+
+    /// Has a function that was paused go on.
+    pub(crate) fn go_on(&self) {
         let lent = locked(&self.lent).clone();
         if let Some(lent) = lent {
-            lent.pause(on);
+            lent.go_on();
         }
     }
 
