@@ -10,7 +10,8 @@ use rackbus_vfio::Container;
 
 use crate::device::{ReadyDevice, WindowDevice, event, table_of};
 use crate::error::MetalError;
-use crate::lender::{AGAIN, BEAT, LentStatus, locked, locked_within};
+use crate::lender::{AGAIN, BEAT, locked, locked_within};
+use crate::loan::LentStatus;
 use crate::ntb::{DOORBELL, Ntb};
 use crate::requests::{FunctionRequest, RequestRing, Writable};
 use crate::room::LoanPlace;
@@ -224,11 +225,6 @@ impl ControlledFunction {
     pub fn shown(&self) -> std::io::Result<OwnedFd> {
         let [shown, _] = self.area.descriptors()?;
         Ok(shown)
-    }
-
-    /// What is mapped for its borrower: first address and length of each range.
-    pub fn ranges(&self) -> Vec<(u64, u64)> {
-        locked(&self.mappings).as_ref().map(|mapped| mapped.ranges()).unwrap_or_default()
     }
 
     /// A device, what is mapped of it, and its area, in which nothing is shown yet.

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use rackbus_vfio::{Container, Facts, VfioDevice};
 use crate::device::{PhysicalDevice, ReadyDevice, WindowDevice};
 use crate::error::MetalError;
 use crate::function::{ControlledFunction, OnTakenAway};
+use crate::loan::WindowLoan;
 use crate::model::ModelledDevice;
 use crate::ntb::Ntb;
 use crate::plan::WindowRoom;
@@ -66,11 +67,11 @@ pub struct LentWindow {
 }
 
 #[derive(Debug)]
-struct Shared {
-    ntb: Ntb,
-    room: Mutex<LentRoom>,
+pub(crate) struct Shared {
+    pub ntb: Ntb,
+    pub room: Mutex<LentRoom>,
     /// By the offset of their control areas.
-    functions: Mutex<BTreeMap<u64, Arc<ControlledFunction>>>,
+    pub functions: Mutex<BTreeMap<u64, Arc<ControlledFunction>>>,
     /// Control areas of another process, whose functions are to go on here.
     left: Mutex<Vec<SharedMemory>>,
     stop: Event,
@@ -267,10 +268,7 @@ impl LentWindow {
         let ntb = &self.shared.ntb;
         let mapped = ntb.container().ranges();
         state.check(&ntb.plan().inbound, &mapped, &locked(&self.shared.room))?;
-        match locked(&self.shared.functions).contains_key(&state.place.control) {
-            true => Err(impossible("two functions at the same place")),
-            false => Ok((state, area, device)),
-        }
+        Ok((state, area, device))
     }
 
     fn go_on(
@@ -279,8 +277,13 @@ impl LentWindow {
         (state, area): (&LoanState, [OwnedFd; 2]),
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
-        let function = ControlledFunction::again(&self.shared.ntb, device, (state, area), lost)?;
-        self.serve(function, state.place.clone())
+        let place = &state.place;
+        if !locked(&self.shared.room).go_on(place) {
+            return Err(impossible("two functions at the same place"));
+        }
+        let function = ControlledFunction::again(&self.shared.ntb, device, (state, area), lost);
+        let lent = function.and_then(|function| self.serve(function, place.clone()));
+        lent.inspect_err(|_| locked(&self.shared.room).abandon(place))
     }
 
     /// The borrower's memory, as a model reaches it that [goes on](LentWindow::lend_again).
@@ -294,20 +297,18 @@ impl LentWindow {
     /// Takes away what another process lent here and nobody went on with.
     pub fn end_left(&self) {
         locked(&self.shared.left).clear();
-        let functions = self.shared.all();
-        let kept: Vec<(u64, u64)> = functions.iter().flat_map(|it| it.ranges()).collect();
         let (ntb, inbound) = (&self.shared.ntb, &self.shared.ntb.plan().inbound);
-        for range in ntb.container().ranges() {
-            if !inbound.contains(&range.0) || kept.contains(&range) {
+        // A loan that ends meanwhile waits for it with its place, when nothing of it is mapped any more.
+        let mut room = locked(&self.shared.room);
+        for (iova, bytes) in ntb.container().ranges() {
+            if !inbound.contains(&iova) || room.is_lent(iova - inbound.start) {
                 continue;
             }
-            if let Err(error) = ntb.container().unmap(range.0, range.1) {
-                tracing::error!(iova = range.0, %error, "what was lent before stays mapped");
+            if let Err(error) = ntb.container().unmap(iova, bytes) {
+                tracing::error!(iova, %error, "what was lent before stays mapped");
             }
         }
-        let offset = |(at, _): &(u64, u64)| at - inbound.start;
-        let kept: Vec<u64> = kept.iter().map(offset).collect();
-        locked(&self.shared.room).retire_others(&kept);
+        room.retire_others();
     }
 
     fn lend_ready(
@@ -401,109 +402,6 @@ impl Shared {
             if gone {
                 locked(&self.room).link_went_down();
             }
-        }
-    }
-}
-
-/// A function that is lent, until this is dropped.
-#[derive(Debug)]
-pub struct WindowLoan {
-    shared: Arc<Shared>,
-    /// With its thread, until this is dropped.
-    running: Option<(Arc<ControlledFunction>, JoinHandle<()>)>,
-    place: LoanPlace,
-    /// As it was at the beginning.
-    status: LentStatus,
-}
-
-/// What is known of a lent function.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct LentStatus {
-    /// What is lent: the PCI address of a function of this machine, or the name of a modelled one.
-    pub device: String,
-    /// Offset of its control area in the borrower's window 1.
-    pub offset: u64,
-    /// The lease's epoch, which the borrower's module compares.
-    pub epoch: u64,
-    /// Requests of the borrower that were carried out.
-    pub requests: u64,
-    /// Requests that were passed over, as they were none.
-    pub refused: u32,
-    /// Resets, those at its beginning and end not counted.
-    pub resets: u64,
-    /// Why it is of no more use.
-    pub trouble: Option<String>,
-}
-
-/// A function that is lent, for who passes it on to another process. It is for as long as its [`WindowLoan`].
-#[derive(Debug, Clone)]
-pub struct LoanHandle {
-    function: Weak<ControlledFunction>,
-    place: LoanPlace,
-}
-
-impl LoanHandle {
-    /// Does nothing for the borrower, and loses nothing of what it asks for or is to be told. The model is saved meanwhile.
-    ///
-    /// # Errors
-    /// When what is being done for the borrower takes longer than `limit`. It goes on then.
-    pub fn pause(&self, limit: Duration) -> Result<(), MetalError> {
-        self.function.upgrade().map_or(Ok(()), |function| function.pause(limit))
-    }
-
-    /// Goes on with what came while it was paused.
-    pub fn go_on(&self) {
-        if let Some(function) = self.function.upgrade() {
-            function.go_on();
-        }
-    }
-
-    /// As another process goes on with it, while it is paused; nothing of one that is taken from its borrower.
-    ///
-    /// # Errors
-    /// When the process has no descriptors left.
-    pub fn save(&self) -> std::io::Result<Option<SavedLoan>> {
-        self.function.upgrade().map_or(Ok(None), |function| function.save(&self.place))
-    }
-}
-
-impl WindowLoan {
-    /// What leads to it, for who passes it on.
-    pub fn handle(&self) -> LoanHandle {
-        let function = self.running.as_ref().map(|(function, _)| Arc::downgrade(function));
-        LoanHandle { function: function.unwrap_or_default(), place: self.place.clone() }
-    }
-
-    /// What is known of it.
-    pub fn status(&self) -> LentStatus {
-        self.running.as_ref().map_or_else(|| self.status.clone(), |(function, _)| function.status())
-    }
-}
-
-impl Drop for WindowLoan {
-    fn drop(&mut self) {
-        locked(&self.shared.functions).remove(&self.place.control);
-        let Some((mut function, thread)) = self.running.take() else { return };
-        function.end();
-        // One that panicked has said so.
-        let _ = thread.join();
-        // Other threads look at it for a moment only. Nobody else can have the device before it is closed and its group
-        // is released.
-        let function = loop {
-            match Arc::try_unwrap(function) {
-                Ok(function) => break function,
-                Err(shared) => function = shared,
-            }
-            std::thread::sleep(AGAIN);
-        };
-        let released = function.is_released();
-        drop(function);
-        self.shared.ntb.container().leave_idle_groups();
-        // Who has not released it may still access what is at this place.
-        let mut room = locked(&self.shared.room);
-        match released {
-            true => room.give_back(&self.place),
-            false => room.retire(&self.place),
         }
     }
 }

@@ -9,7 +9,7 @@
 //!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where; `room`: which of them are
 //!   free. None of them does I/O.
 //! * [`ntb`]: an end of an NTB, held by VFIO. [`message_ntb`]: one that is used for messages between two nodes. [`lender`]:
-//!   functions that are lent through it, each a `function`: a `device` of the machine, or a `model` of one. [`messages`]: what a
+//!   functions that are lent through it, each a `loan` of a `function`: a `device` of the machine, or a `model` of one. [`messages`]: what a
 //!   model's interrupts do (pure).
 //! * [`borrower`]: the kernel module's device file. `reach`: where a borrowed function finds this host's memory.
 
@@ -19,6 +19,7 @@ mod error;
 mod function;
 pub mod image;
 pub mod lender;
+mod loan;
 pub mod message_ntb;
 pub mod messages;
 mod model;
@@ -33,7 +34,8 @@ pub mod window;
 
 pub use error::MetalError;
 pub use function::OnTakenAway;
-pub use lender::{LentWindow, LoanHandle, WindowLoan};
+pub use lender::LentWindow;
+pub use loan::{LentStatus, LoanHandle, WindowLoan};
 pub use message_ntb::MessageNtb;
 pub use reach::window_of;
 pub use saved::{LoanState, NtbWindowState, STATE_VERSION, SavedLoan, SavedWindow};

@@ -38,12 +38,16 @@ pub struct LentRoom {
     /// BARs by the offset of their control areas.
     retired: BTreeMap<u64, Vec<u64>>,
     downs: u64,
+    /// The places that loans of this process have, BARs by the offset of their control areas: another one goes on with them by
+    /// themselves.
+    #[serde(skip)]
+    lent: BTreeMap<u64, Vec<u64>>,
 }
 
 impl LentRoom {
     /// Nothing of `room` is lent.
     pub fn new(room: WindowRoom) -> LentRoom {
-        LentRoom { room, retired: BTreeMap::new(), downs: 0 }
+        LentRoom { room, retired: BTreeMap::new(), downs: 0, lent: BTreeMap::new() }
     }
 
     /// Whether it can be the room of a window of `size` bytes, as another process says, with a loan at each of these places.
@@ -59,31 +63,60 @@ impl LentRoom {
     /// Takes room for a control area and for BARs of these sizes, each a power of two, if there is enough.
     pub fn take(&mut self, bars: &[u64]) -> Option<LoanPlace> {
         let (control, bars) = self.room.take(bars)?;
+        self.lent.insert(control, bars.clone());
         Some(LoanPlace { control, bars, downs: self.downs })
+    }
+
+    /// As another process begins with it, which has no loan yet.
+    pub fn passed_on(self) -> LentRoom {
+        LentRoom { lent: BTreeMap::new(), ..self }
+    }
+
+    /// Goes on with a loan of another process at its place; false where another loan has a part of it.
+    #[must_use]
+    pub fn go_on(&mut self, place: &LoanPlace) -> bool {
+        let is_free =
+            !self.is_lent(place.control) && !place.bars.iter().any(|at| self.is_lent(*at));
+        if is_free {
+            self.lent.insert(place.control, place.bars.clone());
+        }
+        is_free
+    }
+
+    /// A loan does not go on after all: its place is as all that [nobody goes on with](LentRoom::retire_others).
+    pub fn abandon(&mut self, place: &LoanPlace) {
+        self.lent.remove(&place.control);
+    }
+
+    /// Whether a loan of this process has this offset, which is that of a BAR or in a control area.
+    pub fn is_lent(&self, offset: u64) -> bool {
+        let area = |control: u64| (control..control + AREA as u64).contains(&offset);
+        self.lent.iter().any(|(control, bars)| area(*control) || bars.contains(&offset))
     }
 
     /// Gives a place back that nobody accesses any more.
     pub fn give_back(&mut self, place: &LoanPlace) {
+        self.lent.remove(&place.control);
         self.room.give_back(place.control, &place.bars);
     }
 
     /// Gives a place back that its borrower has not released: at once when the link has gone down since it was taken,
     /// else when it does.
     pub fn retire(&mut self, place: &LoanPlace) {
-        match place.downs == self.downs {
-            true => drop(self.retired.insert(place.control, place.bars.clone())),
-            false => self.give_back(place),
+        if place.downs != self.downs {
+            return self.give_back(place);
         }
+        self.lent.remove(&place.control);
+        self.retired.insert(place.control, place.bars.clone());
     }
 
-    /// Keeps what is taken for nothing at these offsets from others until the link goes down: another process lent it, and
+    /// Keeps what is taken for no loan of this process from others until the link goes down: another process lent it, and
     /// nobody goes on with that.
-    pub fn retire_others(&mut self, kept: &[u64]) {
+    pub fn retire_others(&mut self) {
         for at in self.room.taken() {
-            let of_loan = kept.contains(&at);
             let retired =
                 self.retired.iter().any(|(control, bars)| *control == at || bars.contains(&at));
-            if !of_loan && !retired {
+            if !self.is_lent(at) && !retired {
                 self.retired.insert(at, Vec::new());
             }
         }
@@ -131,13 +164,34 @@ mod tests {
 
     #[test]
     fn what_nobody_goes_on_with_is_free_when_the_link_has_gone_down() {
-        let mut room = LentRoom::new(WindowRoom::new(3 * BAR));
-        let (kept, _lost) = (room.take(&[BAR]).unwrap(), room.take(&[BAR]).unwrap());
-        room.retire_others(&[&[kept.control], &kept.bars[..]].concat());
+        let mut before = LentRoom::new(WindowRoom::new(3 * BAR));
+        let (kept, lost) = (before.take(&[BAR]).unwrap(), before.take(&[BAR]).unwrap());
+        let mut room = before.passed_on();
+        assert!(room.go_on(&kept) && room.go_on(&lost));
+        assert!(!room.go_on(&kept), "twice");
+        let overlapping = LoanPlace { control: lost.bars[0], ..lost.clone() };
+        assert!(!room.go_on(&overlapping), "a part of another one's");
+        room.abandon(&lost);
+        room.retire_others();
         assert_eq!(room.take(&[BAR]), None);
         room.link_went_down();
         assert!(room.take(&[BAR]).is_some());
         assert!(room.is_possible(3 * BAR, &[kept]));
+    }
+
+    /// It may end at any moment, also before all others go on: its place is its own until then, and given back once.
+    #[test]
+    fn the_place_of_a_loan_that_fails_as_it_goes_on_is_given_back_once() {
+        let mut before = room();
+        let place = before.take(&[BAR]).unwrap();
+        let mut room = before.passed_on();
+        assert!(room.go_on(&place));
+        room.retire_others();
+        room.give_back(&place);
+        let next = room.take(&[BAR]).unwrap();
+        room.link_went_down();
+        assert_eq!(room.take(&[BAR]), None, "the next loan has it");
+        assert_ne!(next.downs, room.downs);
     }
 
     #[test]

@@ -159,7 +159,8 @@ impl NtbWindowState {
         mapped: Vec<(u64, u64)>,
         (room, beating): (LentRoom, u32),
     ) -> NtbWindowState {
-        NtbWindowState { version: STATE_VERSION, ntb, groups, mapped, room, beating }
+        let (version, room) = (STATE_VERSION, room.passed_on());
+        NtbWindowState { version, ntb, groups, mapped, room, beating }
     }
 
     /// PCI address of the NTB.
