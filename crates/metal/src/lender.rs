@@ -250,6 +250,20 @@ impl LentWindow {
         saved: SavedLoan,
         lost: OnTakenAway,
     ) -> Result<WindowLoan, MetalError> {
+        let outcome = self.lend_machine_again(facts, lending, saved, lost);
+        if outcome.is_err() {
+            self.shared.ntb.container().leave_idle_groups();
+        }
+        outcome
+    }
+
+    fn lend_machine_again(
+        &self,
+        facts: Facts,
+        lending: &Lending,
+        saved: SavedLoan,
+        lost: OnTakenAway,
+    ) -> Result<WindowLoan, MetalError> {
         let (state, area, passed) = self.checked(saved)?;
         let SavedDevice::Machine(machine, descriptors) = passed else {
             return Err(impossible("a model in the place of a function of the machine"));
@@ -309,6 +323,8 @@ impl LentWindow {
             }
         }
         room.retire_others();
+        drop(room);
+        ntb.container().leave_idle_groups();
     }
 
     fn lend_ready(
