@@ -36,6 +36,9 @@ pub(crate) const BEAT: Duration = Duration::from_millis(HEARTBEAT_MS / 2);
 /// Between two looks whether the threads are done with a function, or with a lock.
 pub(crate) const AGAIN: Duration = Duration::from_millis(1);
 
+/// Why functions are taken away whose borrower's host may have started anew.
+const LINK_DOWN: &str = "the link to its borrower's host went down";
+
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -356,6 +359,10 @@ impl LentWindow {
             thread.map_err(|cause| MetalError::System { what: "starting a thread", cause })?;
         let status = function.status();
         locked(&self.shared.functions).insert(place.control, function.clone());
+        // Nobody else fails a function that is here only since then.
+        if locked(&self.shared.room).went_down_since(&place) {
+            function.fail(LINK_DOWN);
+        }
         let shared = self.shared.clone();
         Ok(WindowLoan { shared, running: Some((function, thread)), place, status })
     }
@@ -409,14 +416,15 @@ impl Shared {
             self.ntb.answer();
             let up = self.ntb.link_is_up().unwrap_or(false);
             let gone = std::mem::replace(&mut was_up, up) && !up;
+            if gone {
+                // Before the functions are looked for: one that comes in between finds that.
+                locked(&self.room).link_went_down();
+            }
             for function in self.all() {
                 match gone {
-                    true => function.fail("the link to its borrower's host went down"),
+                    true => function.fail(LINK_DOWN),
                     false => function.wake(),
                 }
-            }
-            if gone {
-                locked(&self.room).link_went_down();
             }
         }
     }

@@ -94,6 +94,11 @@ impl LentRoom {
         self.lent.iter().any(|(control, bars)| area(*control) || bars.contains(&offset))
     }
 
+    /// Whether the link has gone down since a place was taken.
+    pub fn went_down_since(&self, place: &LoanPlace) -> bool {
+        place.downs != self.downs
+    }
+
     /// Gives a place back that nobody accesses any more.
     pub fn give_back(&mut self, place: &LoanPlace) {
         self.lent.remove(&place.control);
@@ -103,7 +108,7 @@ impl LentRoom {
     /// Gives a place back that its borrower has not released: at once when the link has gone down since it was taken,
     /// else when it does.
     pub fn retire(&mut self, place: &LoanPlace) {
-        if place.downs != self.downs {
+        if self.went_down_since(place) {
             return self.give_back(place);
         }
         self.lent.remove(&place.control);
@@ -191,7 +196,21 @@ mod tests {
         let next = room.take(&[BAR]).unwrap();
         room.link_went_down();
         assert_eq!(room.take(&[BAR]), None, "the next loan has it");
-        assert_ne!(next.downs, room.downs);
+        assert!(room.went_down_since(&next));
+    }
+
+    /// It is lent to a host that has started anew, and knows nothing of it.
+    #[test]
+    fn a_loan_that_goes_on_after_the_link_went_down_is_told_apart() {
+        let mut before = room();
+        let place = before.take(&[BAR]).unwrap();
+        let mut room = before.passed_on();
+        assert!(!room.went_down_since(&place));
+        room.link_went_down();
+        assert!(room.go_on(&place) && room.went_down_since(&place));
+        room.retire(&place);
+        let place = room.take(&[BAR]).unwrap();
+        assert!(!room.went_down_since(&place));
     }
 
     #[test]
