@@ -1,7 +1,7 @@
 //! What the borrower has continues in another process: its sockets, and the conversations of their users
 //! with the lenders.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use rackbus_control::lease_span;
 use rackbus_lease::Borrower;
-use rackbus_link::Link;
+use rackbus_link::{Link, OfferedMedium};
+use rackbus_memory::exchange::CarriedSessionState;
 use rackbus_memory::{CarriedSession, Stream};
+use rackbus_pci::PolledRegisters;
 use rackbus_pci::vfio_user::{
     DeviceShape, RestingClient, ResumedClient, SavedSession, ServedDevice, Server, ShownWith,
 };
@@ -25,7 +27,7 @@ use crate::handover::state::{
     ClientState, FrontState, SavedBorrow, SavedState, ShapeState, SharedRegisters,
 };
 use crate::lendable::NotSaved;
-use crate::remote::{AbsentDevice, LenderConversation, NotHeritable, OnLost, RemoteDevice};
+use crate::remote::{AbsentDevice, NotHeritable, OnLost, RemoteDevice};
 use crate::sessions::HeldSession;
 
 /// How long a front may take to answer: with the gate closed, everybody else waits with it.
@@ -186,6 +188,11 @@ impl BorrowedFunctions {
             windows,
             registers,
         } = client;
+        let front = front.map(|front| ResumedFront::take(front, descriptors)).transpose()?;
+        // Whatever fails from here on.
+        let mut left = LeftRegisters::default();
+        left.extend(front.as_ref().map(ResumedFront::registers).transpose()?.flatten());
+        let registers = take_registers(registers, descriptors, &mut left)?;
         open.was_used.store(true, Ordering::Release);
         if let Err(error) = open.lent_out.resume(lent) {
             tracing::error!(%error, "memory that was lent before the restart is beyond the host's limit");
@@ -200,20 +207,24 @@ impl BorrowedFunctions {
         let stream = UnixStream::from(descriptors.take(stream)?);
         let device = match (lender, front) {
             (None, Some(front)) if front.session.is_some() => {
-                self.resume_carried(open, front, shape.clone(), descriptors)
+                self.resume_carried(open, front, shape.clone())
             }
             (None, _) => Err("it was lost before this node was restarted".to_owned()),
             (Some(lender), None) => {
                 let device =
                     RemoteDevice::resume(lender, shape.clone(), self.opener(open).on_lost());
                 // Before anything is said to the lender: where it is lost, they are to show that.
-                inherit_registers(&device.conversation(), registers, descriptors)?;
+                for (bar, file, length) in registers {
+                    let inherited = device.conversation().inherit_registers(bar, file, length);
+                    inherited.map_err(std::io::Error::other)?;
+                }
                 Ok(self.resume_remote(open, device, shape.clone(), windows))
             }
-            (Some(lender), Some(front)) => {
-                self.resume_front(open, lender, front, shape.clone(), descriptors)
-            }
+            (Some(lender), Some(front)) => self.resume_front(open, lender, front, shape.clone()),
         };
+        if device.is_ok() {
+            left.gone_on_with();
+        }
         let device = device.unwrap_or_else(|reason| {
             // The lender is lost.
             if open.is_served() {
@@ -245,21 +256,19 @@ impl BorrowedFunctions {
         &self,
         open: &Arc<Open>,
         lender: Arc<dyn Stream>,
-        front: FrontState,
+        front: ResumedFront,
         shape: DeviceShape,
-        descriptors: &mut ParcelDescriptors,
     ) -> Result<Box<dyn ServedDevice>, String> {
         let on_lost = self.opener(open).on_lost();
-        self.resume_placed(open, front, (lender, None), shape, (descriptors, on_lost))
+        self.resume_placed(open, front, (lender, None), shape, on_lost)
     }
 
     /// The same where the lender is another machine.
     fn resume_carried(
         &self,
         open: &Arc<Open>,
-        front: FrontState,
+        front: ResumedFront,
         shape: DeviceShape,
-        descriptors: &mut ParcelDescriptors,
     ) -> Result<Box<dyn ServedDevice>, String> {
         let state = front.session.as_ref().ok_or("it has no session")?;
         let opener = self.opener(open);
@@ -267,22 +276,21 @@ impl BorrowedFunctions {
         let session = session.map_err(|error| error.to_string())?;
         let on_lost = because_of(&session, opener.on_lost());
         let lender = (Arc::new(session.clone()) as Arc<dyn Stream>, Some(session.clone()));
-        let resumed = self.resume_placed(open, front, lender, shape, (descriptors, on_lost));
+        let resumed = self.resume_placed(open, front, lender, shape, on_lost);
         resumed.inspect_err(|_| session.shut_down())
     }
 
     fn resume_placed(
         &self,
         open: &Arc<Open>,
-        front: FrontState,
+        front: ResumedFront,
         lender: (Arc<dyn Stream>, Option<CarriedSession>),
         shape: DeviceShape,
-        (descriptors, on_lost): (&mut ParcelDescriptors, OnLost),
+        on_lost: OnLost,
     ) -> Result<Box<dyn ServedDevice>, String> {
-        let FrontState { medium, function, .. } = front;
+        let ResumedFront { medium, saved, .. } = front;
         // Nobody else's runs in a process that has just begun.
         let slot = open.begin_front(Duration::ZERO).map_err(|refused| refused.to_string())?;
-        let saved = function.take(descriptors).map_err(|error| error.to_string())?;
         let lent = &open.grant.function;
         let lending = self.fabric.front_lending(&lent.to_string(), &self.host);
         let lending = lending.map_err(|error| error.to_string())?;
@@ -301,17 +309,63 @@ impl BorrowedFunctions {
     }
 }
 
-/// The lender's function has these registers in memory, which its user has mapped.
-fn inherit_registers(
-    lender: &LenderConversation,
+/// The front of a function whose medium is elsewhere, as another process saved it.
+struct ResumedFront {
+    medium: OfferedMedium,
+    saved: SavedSession,
+    session: Option<CarriedSessionState>,
+}
+
+impl ResumedFront {
+    fn take(
+        FrontState { medium, function, session }: FrontState,
+        descriptors: &mut ParcelDescriptors,
+    ) -> std::io::Result<ResumedFront> {
+        Ok(ResumedFront { medium, saved: function.take(descriptors)?, session })
+    }
+
+    fn registers(&self) -> std::io::Result<Option<PolledRegisters>> {
+        self.saved.registers().map_err(std::io::Error::other)
+    }
+}
+
+/// Registers that a user has as memory: where nobody goes on with them they read all ones, as those of a device that was pulled
+/// out. Whoever only loads and stores would find them as they were for ever.
+#[derive(Debug, Default)]
+struct LeftRegisters(Vec<PolledRegisters>);
+
+impl LeftRegisters {
+    fn extend(&mut self, registers: impl IntoIterator<Item = PolledRegisters>) {
+        self.0.extend(registers);
+    }
+
+    /// Who goes on with the function looks after them.
+    fn gone_on_with(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for LeftRegisters {
+    fn drop(&mut self) {
+        self.0.iter().for_each(PolledRegisters::retire);
+    }
+}
+
+/// The registers of a function at its lender that its user has as memory, which are among those that are `left`: BARs,
+/// descriptors, and lengths in bytes.
+fn take_registers(
     registers: Vec<SharedRegisters>,
     descriptors: &mut ParcelDescriptors,
-) -> std::io::Result<()> {
+    left: &mut LeftRegisters,
+) -> std::io::Result<Vec<(u8, OwnedFd, u64)>> {
+    let mut taken = Vec::new();
     for SharedRegisters { bar, memory, length } in registers {
-        let inherited = lender.inherit_registers(bar, descriptors.take(memory)?, length);
-        inherited.map_err(std::io::Error::other)?;
+        let file = descriptors.take(memory)?;
+        let registers = PolledRegisters::adopt(file.try_clone()?, length);
+        left.extend([registers.map_err(std::io::Error::other)?]);
+        taken.push((bar, file, length));
     }
-    Ok(())
+    Ok(taken)
 }
 
 impl SavedLeases {
@@ -364,5 +418,42 @@ impl SavedLeases {
             windows: open.windows(),
             registers,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rackbus_devices::Folders;
+    use rackbus_devices::class::parse_rack;
+    use rackbus_pci::Engine;
+    use rackbus_pci::engine::EngineOptions;
+    use rackbus_pci::vfio_user::{EngineDevice, RestingConversation};
+    use rackbus_spec::nvme::registers::CSTS;
+
+    use super::*;
+
+    const RACK: &str = "name = \"test\"\n[hosts.alpha.devices.d0]\nkind = \"nvme\"\n\
+                        size = \"1 MiB\"\nbacking = \"memory\"\n";
+
+    /// A driver that only loads and stores hears of nothing else.
+    #[test]
+    fn registers_of_a_function_that_does_not_go_on_read_all_ones() {
+        for goes_on in [false, true] {
+            let (_, devices) = parse_rack("rack.toml", RACK).unwrap();
+            let folders = Folders::new("/nonexistent", "/nonexistent");
+            let model = devices[0].config.as_ref().unwrap().model(&folders).unwrap();
+            let engine = Engine::start("d0", model, EngineOptions::default()).unwrap();
+            let device = EngineDevice::new(engine.handle().clone()).unwrap();
+            let (file, length) = device.registers(0).unwrap();
+            let driver = PolledRegisters::adopt(file, length).unwrap();
+            let saved = device.save(RestingConversation::default()).unwrap();
+            let mut left = LeftRegisters::default();
+            left.extend(saved.registers().unwrap());
+            match goes_on {
+                true => left.gone_on_with(),
+                false => drop(left),
+            }
+            assert_eq!(driver.load(CSTS), if goes_on { 0 } else { u32::MAX });
+        }
     }
 }

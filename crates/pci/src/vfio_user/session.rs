@@ -17,6 +17,7 @@ use super::device::{EngineDevice, ServedDevice};
 use super::server::ClientSession;
 use super::wire::{MAX_FDS, MAX_TRANSFER, WireError};
 use crate::engine::EngineHandle;
+use crate::polled::{NotPolled, PolledRegisters};
 use crate::state::{self, FunctionState, RestoreError, SaveError, Saved, VERSION};
 
 /// What a client was told that it may rely on.
@@ -159,6 +160,20 @@ pub struct SavedSession {
     pub descriptors: Vec<OwnedFd>,
     /// What the medium has to be opened with.
     pub medium: Vec<OwnedFd>,
+}
+
+impl SavedSession {
+    /// The function's registers that its driver has as memory, for who looks after them where nobody goes on with the function.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left, or what came is no such memory.
+    pub fn registers(&self) -> Result<Option<PolledRegisters>, RestoreError> {
+        let Some(registers) = &self.state.function.registers else { return Ok(None) };
+        let file = self.descriptors.get(registers.memory as usize);
+        let file = file.ok_or_else(|| RestoreError::Invalid("registers without memory".into()))?;
+        let file = file.try_clone().map_err(NotPolled::from)?;
+        Ok(Some(PolledRegisters::adopt(file, registers.watched.length())?))
+    }
 }
 
 impl SessionState {
