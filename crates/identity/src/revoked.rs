@@ -184,8 +184,9 @@ impl Revocations {
         let mut state = self.state();
         checked(&state.list, &certified)?;
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
-        state.open.insert(number, Open { certified, end: Box::new(end) });
-        Ok(WatchedConnection { of: self.clone(), number })
+        let open = Open { certified: certified.clone(), end: Box::new(end) };
+        state.open.insert(number, open);
+        Ok(WatchedConnection { of: self.clone(), number, certified })
     }
 
     /// Learns of revocations at `now` (seconds since 1970), and ends the connections of those that are revoked.
@@ -236,6 +237,20 @@ fn checked(list: &RevocationList, certified: &Certified) -> Result<(), IsRevoked
 pub struct WatchedConnection {
     of: Revocations,
     number: u64,
+    certified: Certified,
+}
+
+impl WatchedConnection {
+    /// Has `end` called, too, when the certificate is revoked: for what outlives the connection. It must not wait.
+    ///
+    /// # Errors
+    /// [`IsRevoked`], when it is by now.
+    pub fn watch_also(
+        &self,
+        end: impl Fn() + Send + Sync + 'static,
+    ) -> Result<WatchedConnection, IsRevoked> {
+        self.of.watch(self.certified.clone(), end)
+    }
 }
 
 impl Drop for WatchedConnection {
@@ -311,6 +326,19 @@ mod tests {
         assert!(known.check(&host()).is_err() && known.check(&beta(101)).is_ok());
         known.learn(&RevocationList::default(), 1000);
         assert!(known.check(&host()).is_ok(), "it is of no more use");
+    }
+
+    #[test]
+    fn what_outlives_its_connection_ends_when_the_certificate_is_revoked_later() {
+        let known = Revocations::default();
+        let connection = known.watch(beta(50), || ()).unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = ended.clone();
+        let watched = connection.watch_also(move || end.store(true, Ordering::Relaxed)).unwrap();
+        drop(connection);
+        known.learn(&list(1, &[(Revoked::Host("beta".into()), 100)]), 200);
+        assert!(ended.load(Ordering::Relaxed));
+        assert!(watched.watch_also(|| ()).is_err());
     }
 
     #[test]

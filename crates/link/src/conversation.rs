@@ -4,9 +4,13 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rackbus_identity::{IsRevoked, WatchedConnection};
 use rackbus_memory::{AsHandle, Carrier, Handles, PacketStream, Packets, Stream, StreamError};
 
 use crate::VERSIONS;
+
+/// What is done when a peer is revoked.
+pub type OnRevoked = Box<dyn Fn() + Send + Sync>;
 
 /// A connection between two nodes, as their link made it. What a function's conversation needs is a
 /// [`Stream`]; that about segments is one of packets.
@@ -28,6 +32,15 @@ pub trait Conversation: Stream {
     /// then on nothing else is received here. `None` where memory is shared.
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         None
+    }
+
+    /// Has `end` called when the peer is revoked, for as long as what is returned is there: also when the conversation has ended.
+    /// It must not wait. Nothing where no peer is ever revoked, as on one machine.
+    ///
+    /// # Errors
+    /// When it is by now.
+    fn when_revoked(&self, _end: OnRevoked) -> Result<Option<WatchedConnection>, IsRevoked> {
+        Ok(None)
     }
 
     /// The version of the link that both sides speak.

@@ -28,9 +28,10 @@ mod whole;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-pub use conversation::Conversation;
+pub use conversation::{Conversation, OnRevoked};
 pub use framed::FramedPackets;
 pub use medium::{InWindow, OfferedMedium};
+pub use rackbus_identity::{IsRevoked, WatchedConnection};
 pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;

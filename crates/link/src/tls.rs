@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_identity::rustls::{Connection, Error};
-use rackbus_identity::{Certified, Revocations, WatchedConnection};
+use rackbus_identity::{Certified, IsRevoked, Revocations, WatchedConnection};
 use rackbus_memory::{Carrier, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use crate::whole::{HoldingStream, WholePackets};
-use crate::{Conversation, VERSIONS};
+use crate::{Conversation, OnRevoked, VERSIONS};
 
 /// How long an idle peer may be silent before its kernel is asked whether it is there.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -427,6 +427,10 @@ impl Conversation for TlsConversation {
 
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn when_revoked(&self, end: OnRevoked) -> Result<Option<WatchedConnection>, IsRevoked> {
+        self.0.watched.get().map(|watched| watched.watch_also(end)).transpose()
     }
 
     fn version(&self) -> u32 {

@@ -2,16 +2,19 @@
 //! outlives its connection. What is decided about connections, [`rackbus_memory::exchange::session`] decides.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rackbus_fabric::rack::LINK_HOLD_MS;
-use rackbus_link::{Connect, Hello, LinkError, MediumSession, Purpose, Secret};
+use rackbus_link::{
+    Connect, Hello, IsRevoked, LinkError, MediumSession, OnRevoked, Purpose, Secret,
+    WatchedConnection,
+};
 use rackbus_memory::exchange::session::{SessionSide, SessionTiming};
 use rackbus_memory::exchange::{
     CarriedSessionState, Exchange, ExchangeLayout, MESSAGE_BYTES, OnSessionChange,
 };
-use rackbus_memory::{Carried, CarriedSession, Carrier, Event};
+use rackbus_memory::{Carried, CarriedSession, Carrier, Event, Stream};
 use rackbus_rma::LaneOffer;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +39,8 @@ pub(crate) struct LentSessionState {
 pub(crate) struct LentSession {
     secret: Secret,
     session: CarriedSession,
+    /// What ends it when its borrower's host is revoked, which may be while no connection carries it.
+    watched: Arc<Mutex<Option<WatchedConnection>>>,
 }
 
 impl LentSession {
@@ -43,7 +48,31 @@ impl LentSession {
     pub(crate) fn begin(borrower: &str, hold: Duration) -> std::io::Result<LentSession> {
         let timing = SessionTiming::answering(millis(hold));
         let session = CarriedSession::new(borrower, SessionSide::Answers, timing, Box::new(drop))?;
-        Ok(LentSession { secret: Secret::new(), session })
+        Ok(LentSession { secret: Secret::new(), session, watched: Arc::default() })
+    }
+
+    /// Ends it when the host is revoked that is at the other end of its newest connection, by which `watch` has that done: a lost
+    /// connection alone is waited for, and what the borrower reaches beside it stays open meanwhile.
+    pub(crate) fn end_when_revoked(
+        &self,
+        watch: impl FnOnce(OnRevoked) -> Result<Option<WatchedConnection>, IsRevoked>,
+    ) {
+        let session = self.session.clone();
+        let watched = watch(Box::new(move || {
+            tracing::warn!("a session is ended: the borrower's host was revoked");
+            session.shut_down();
+        }));
+        let watched = watched.unwrap_or_else(|revoked| {
+            tracing::warn!(%revoked, "a session is ended");
+            self.session.shut_down();
+            None
+        });
+        // What was watched before is dropped after the lock.
+        let before = std::mem::replace(
+            &mut *self.watched.lock().unwrap_or_else(PoisonError::into_inner),
+            watched,
+        );
+        drop(before);
     }
 
     /// What carries the medium's messages, and goes on by another connection when one is lost.
@@ -58,8 +87,8 @@ impl LentSession {
     }
 
     /// The session, for who knows its secret.
-    pub(crate) fn opened_by(&self, secret: &Secret) -> Option<&CarriedSession> {
-        self.secret.is(secret).then_some(&self.session)
+    pub(crate) fn opened_by(&self, secret: &Secret) -> Option<&LentSession> {
+        self.secret.is(secret).then_some(self)
     }
 
     /// As another process of this host goes on with it.
@@ -70,7 +99,7 @@ impl LentSession {
     /// Goes on with a session with `borrower` that another process [saved](LentSession::save).
     pub(crate) fn resume(borrower: &str, state: &LentSessionState) -> std::io::Result<LentSession> {
         let session = CarriedSession::resume(borrower, &state.session, Box::new(drop))?;
-        Ok(LentSession { secret: state.secret.clone(), session })
+        Ok(LentSession { secret: state.secret.clone(), session, watched: Arc::default() })
     }
 
     /// Whether no connection carries it now.
@@ -183,7 +212,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Instant;
 
-    use rackbus_memory::{Stream, StreamError};
+    use rackbus_identity::{Certified, Revocation, RevocationList, Revocations, Revoked, Subject};
+    use rackbus_memory::StreamError;
 
     use super::*;
 
@@ -293,6 +323,30 @@ mod tests {
         assert!(!asks.is_closed() && !answers.is_closed());
         asks.shut_down();
         answers.shut_down();
+    }
+
+    /// Its registers, and what it reaches of memory, need no connection.
+    #[test]
+    fn a_session_with_a_host_that_is_revoked_ends_although_its_connection_is_lost_already() {
+        let revocations = Revocations::default();
+        let session = LentSession::begin("beta", Duration::from_secs(3600)).unwrap();
+        let ([near, _], cable) = cable();
+        keep_silent(session.carried(), SessionSide::Answers, Some(near)).unwrap();
+        let beta = || Certified::unshown(Subject::Node("beta".into()));
+        let connection = revocations.watch(beta(), || ()).unwrap();
+        session.end_when_revoked(|end| connection.watch_also(end).map(Some));
+        cable.shutdown(Shutdown::Both).unwrap();
+        drop(connection);
+        until("the loss is not seen", || session.is_away());
+        assert!(!session.carried().is_closed(), "it waits for the next connection");
+        let what = Revoked::Host("beta".into());
+        let revoked = vec![Revocation { number: 1, what, at: 100, until: 1000 }];
+        revocations.learn(&RevocationList { version: 1, revoked }, 200);
+        assert!(session.carried().is_closed());
+
+        let late = LentSession::begin("beta", Duration::from_secs(3600)).unwrap();
+        late.end_when_revoked(|end| revocations.watch(beta(), end).map(Some));
+        assert!(late.carried().is_closed());
     }
 
     #[test]

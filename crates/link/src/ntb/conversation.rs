@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::whole::{HoldingStream, WholePackets};
-use crate::{Conversation, VERSIONS};
+use crate::{Conversation, OnRevoked, VERSIONS};
 
 /// How long the peer may take to take what is sent, and to answer a hello.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(3);
@@ -225,6 +225,10 @@ impl Conversation for NtbConversation {
 
     fn carrier(&self) -> Option<Box<dyn Carrier>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn when_revoked(&self, end: OnRevoked) -> Result<Option<WatchedConnection>, IsRevoked> {
+        self.0.watched.get().map(|watched| watched.watch_also(end)).transpose()
     }
 
     fn version(&self) -> u32 {

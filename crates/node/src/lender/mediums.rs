@@ -29,6 +29,9 @@ impl LentFunctions {
         let carrier = held.then(|| incoming.stream.carrier()).flatten();
         let begin = || LentSession::begin(&incoming.hello.from, self.hold);
         let session = carrier.is_some().then(begin).transpose()?;
+        if let Some(session) = &session {
+            session.end_when_revoked(|end| incoming.stream.when_revoked(end));
+        }
         let stream: Arc<dyn Stream> = match &session {
             // What ends it is not the loss of its connection.
             Some(session) => Arc::new(session.carried().clone()),
@@ -54,7 +57,7 @@ impl LentFunctions {
             Ok(session) => session.as_ref().and_then(|session| session.opened_by(secret)),
             Err(error) => return incoming.refuse(&error.to_string()),
         };
-        let Some(session) = session.filter(|session| !session.is_closed()) else {
+        let Some(session) = session.filter(|session| !session.carried().is_closed()) else {
             tracing::warn!(
                 device,
                 from = holder.borrower,
@@ -65,7 +68,8 @@ impl LentFunctions {
         if let Ok(stream) = incoming.accept()
             && let Some(carrier) = stream.carrier()
         {
-            session.connected(connection, carrier);
+            session.end_when_revoked(|end| stream.when_revoked(end));
+            session.carried().connected(connection, carrier);
         }
     }
 }
