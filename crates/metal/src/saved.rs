@@ -75,7 +75,8 @@ pub struct LoanState {
     pub(crate) device: LentDeviceState,
 }
 
-/// What is lent.
+/// What a process goes on with of the device that is lent, by who moves it: the model in the process, which ended with that, or the
+/// machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LentDeviceState {

@@ -5,6 +5,7 @@ mod lending;
 mod restarts;
 mod sockets;
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use sockets::Sockets;
 
 use crate::agent::{Agent, AgentHandle, AgentIdentity, Observe, inbox};
 use crate::borrower::{BorrowedFunctions, LeaseEnded, UseListener, functions_folder};
+use crate::handover::state::Listeners;
 use crate::handover::{HandOver, HandoverProgram, InheritedNode};
 use crate::lanes::Lanes;
 use crate::lendable::Lendable;
@@ -168,21 +170,8 @@ async fn start(
         ((lender.clone(), borrower.clone()), (segments.clone(), network.clone()));
     let (metrics, observe) = observed(&options, lending, shared, counters, &process);
     tracing::info!(host = options.host, devices = lender.devices().len(), "node up");
-    let hand_over = options.program.clone().map(|program| {
-        let (lender, borrower, restarts) = (lender.clone(), borrower.clone(), process.restarts);
-        let (listeners, link, ntbs) = (copies, options.link.clone(), options.ntbs.clone());
-        Arc::new(HandOver {
-            gate,
-            lender,
-            borrower,
-            segments,
-            ntbs,
-            link,
-            listeners,
-            program,
-            restarts,
-        })
-    });
+    let restarted = (gate, copies, process.restarts);
+    let hand_over = hand_over(&options, (lender.clone(), borrower.clone()), segments, restarted);
     let mut agent =
         Agent::new(identity(&options), lender, borrower, unplugger, observe, heard.clone());
     if let Some(hand_over) = &hand_over {
@@ -199,6 +188,29 @@ async fn start(
         () = agent.run(inbox) => Ok(()),
         never = answer(answers, questions) => match never {},
     }
+}
+
+/// What restarts the node in place, by the gate that all conversations pass and copies of its sockets; nothing where no program
+/// can go on as the node.
+fn hand_over(
+    options: &NodeOptions,
+    (lender, borrower): (Arc<LentFunctions>, Arc<BorrowedFunctions>),
+    segments: Arc<Segments>,
+    (gate, listeners, restarts): (Gate, Option<Listeners<OwnedFd>>, u64),
+) -> Option<Arc<HandOver>> {
+    let (program, link, ntbs) =
+        (options.program.clone()?, options.link.clone(), options.ntbs.clone());
+    Some(Arc::new(HandOver {
+        gate,
+        lender,
+        borrower,
+        segments,
+        ntbs,
+        link,
+        listeners,
+        program,
+        restarts,
+    }))
 }
 
 /// What makes the node's page of metrics, and what it says to the control plane of the same.
