@@ -223,12 +223,14 @@ fn make(
     states: &[MutexGuard<'_, PairState>],
     copies: &mut CopiesByPlace,
 ) -> BTreeMap<usize, MadeCopy> {
-    let ready = copies.extract_if(.., |at, _| !states[*at].window.is_waiting());
+    let (waiting, ready): (CopiesByPlace, CopiesByPlace) =
+        std::mem::take(copies).into_iter().partition(|(at, _)| states[*at].window.is_waiting());
+    *copies = waiting;
     let made = |(at, copy): (usize, QueuedCopy)| {
         let overwritten = copy.overwritten_pages();
         (at, MadeCopy { told: copy.make(&pairs[at].object()), overwritten })
     };
-    ready.map(made).collect()
+    ready.into_iter().map(made).collect()
 }
 
 impl CommonMemory {
