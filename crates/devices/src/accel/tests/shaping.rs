@@ -171,7 +171,7 @@ fn compression_takes_more_than_decompression_unless_tenants_are_shaped() {
     let compresses = sends(Operation::Deflate, noise(size), 1, 500);
     let packed = profile::sample(Operation::Inflate, size, profile::Content::Noise);
     let decompresses = sends(Operation::Inflate, packed, 1, 4000);
-    let costs = [&compresses, &decompresses].map(|sends| cost(sends));
+    let costs = [&compresses, &decompresses].map(cost);
     let (off, _) = off_and_on("compression and decompression", [compresses, decompresses]);
     // Each has as many turns as the other, so that their shares are as what a turn costs.
     let expected = costs[0] / costs[1];
