@@ -2,7 +2,7 @@
 
 use rackbus_control::lease_span;
 use rackbus_lease::{ArmedFor, Placement};
-use rackbus_link::{InWindow, IncomingConnection, Purpose};
+use rackbus_link::{InWindow, IncomingConnection, Purpose, Secret};
 use rackbus_memory::exchange::session::SessionSide;
 use rackbus_memory::{Carrier, GatePassage};
 use rackbus_pci::vfio_user::RestingConversation;
@@ -22,12 +22,8 @@ impl LentFunctions {
             }
             Purpose::Window { device, lease, epoch, .. } => (device, lease, epoch, Placement::Host),
             Purpose::Resume { device, lease, epoch, secret, connection } => {
-                let borrower = incoming.hello.from.clone();
-                // A lease has one placement, and the secret is what proves that the session is the borrower's.
-                let admitted = self.fence.lock().admitted(&device).map(|holder| holder.placement);
-                let placement = admitted.unwrap_or(Placement::Borrower);
-                let holder = ArmedFor { lease, epoch, borrower, placement };
-                return self.resume_session(incoming, &device, &holder, (&secret, connection));
+                let resumed = (lease, epoch);
+                return self.attend_resumption(incoming, &device, resumed, (&secret, connection));
             }
             Purpose::Segments | Purpose::Network => {
                 return incoming.refuse("this is for functions");
@@ -93,6 +89,22 @@ impl LentFunctions {
         drop(session);
         drop(end);
         tracing::info!(device, from, epoch, "function released");
+    }
+
+    /// A borrower goes on with a session of a lease, by another connection.
+    fn attend_resumption(
+        &self,
+        incoming: IncomingConnection,
+        device: &str,
+        (lease, epoch): (u64, u64),
+        proof: (&Secret, u64),
+    ) {
+        let borrower = incoming.hello.from.clone();
+        // A lease has one placement, and the secret is what proves that the session is the borrower's.
+        let admitted = self.fence.lock().admitted(device).map(|holder| holder.placement);
+        let placement = admitted.unwrap_or(Placement::Borrower);
+        let holder = ArmedFor { lease, epoch, borrower, placement };
+        self.resume_session(incoming, device, &holder, proof);
     }
 }
 

@@ -133,15 +133,15 @@ impl Far {
 
     /// Makes and sends the copies that are waited for, if they need no look at all other memory, and nobody waits for one
     /// since the last of these; whether that was so.
-    pub(super) fn copy_on(&self) -> bool {
+    pub(super) fn continue_copies(&self) -> bool {
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         let (links, ways, mut copies) = {
             let mut state = self.lock();
-            if !state.copies_go_on() {
-                state.copied_on = false;
+            if !state.can_continue_copies() {
+                state.has_continued = false;
                 return false;
             }
-            state.copied_on = true;
+            state.has_continued = true;
             let mut links = state.told_memories();
             links.retain(|(link, _)| state.copies.iter().any(|copy| copy.link == *link));
             let copies = state.take_copies(&links);
@@ -159,9 +159,9 @@ impl Far {
 
 impl FarState {
     /// Whether all copies that are waited for go on with others, and no look at all memory is due in between.
-    fn copies_go_on(&self) -> bool {
+    fn can_continue_copies(&self) -> bool {
         let is_look_due = self.flushes.has_waiting() || !self.closing.is_empty();
-        let is_next_look = self.copied_on && is_look_due;
+        let is_next_look = self.has_continued && is_look_due;
         !is_next_look && !self.copies.is_empty() && self.copies.iter().all(|copy| copy.part.follows)
     }
 

@@ -122,7 +122,7 @@ impl Far {
         self.settle();
         let waiting = self.hand_on_all();
         self.catch_up();
-        if self.copy_on() {
+        if self.continue_copies() {
             return Cycle { some: true, any: true, looked: Duration::ZERO };
         }
         // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at

@@ -45,14 +45,7 @@ impl Far {
                 });
             }
             CarriedMessage::Release => self.take_effect((way, outbox)),
-            CarriedMessage::Held { .. } => {
-                let mut state = self.lock();
-                if state.is_with(way, outbox) {
-                    state.held += 1;
-                }
-                drop(state);
-                self.kick();
-            }
+            CarriedMessage::Held { .. } => self.hear_held((way, outbox)),
             CarriedMessage::Applied { connection, batch } => {
                 self.hear_applied((way, outbox), connection, batch, false)?;
             }
@@ -75,15 +68,7 @@ impl Far {
                 self.lock().send(way, &CarriedMessage::Reached { connection });
             }
             CarriedMessage::Message { connection, data } => {
-                if let Some(End::Receiver(receiver)) = end(connection) {
-                    if !receiver.message(data.into_owned()) {
-                        return Err("a message that there was no room for".to_owned());
-                    }
-                    if self.hand_on(connection, &receiver) {
-                        self.kick();
-                    }
-                }
-                self.lock().send(way, &CarriedMessage::Reached { connection });
+                self.hear_message(way, connection, data.into_owned())?;
             }
             CarriedMessage::Reached { connection } => {
                 if let Some(End::Sender(sender)) = end(connection) {
@@ -96,6 +81,36 @@ impl Far {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The other side holds a batch.
+    fn hear_held(&self, (way, outbox): (FarConversation, &Arc<LetterQueue>)) {
+        let mut state = self.lock();
+        if state.is_with(way, outbox) {
+            state.held += 1;
+        }
+        drop(state);
+        self.kick();
+    }
+
+    /// A data interrupt's message came for the receiver of a connection.
+    fn hear_message(
+        &self,
+        way: FarConversation,
+        connection: Handle,
+        data: Vec<u8>,
+    ) -> Result<(), String> {
+        let end = self.lock().ends.get(&(way, connection)).cloned();
+        if let Some(End::Receiver(receiver)) = end {
+            if !receiver.message(data) {
+                return Err("a message that there was no room for".to_owned());
+            }
+            if self.hand_on(connection, &receiver) {
+                self.kick();
+            }
+        }
+        self.lock().send(way, &CarriedMessage::Reached { connection });
         Ok(())
     }
 

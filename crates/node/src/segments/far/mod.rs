@@ -154,7 +154,7 @@ struct FarState {
     /// The number of the last one.
     last_copy: u64,
     /// Whether copies were made since the last look at all memory.
-    copied_on: bool,
+    has_continued: bool,
     /// How far those are that somebody waits for, by their numbers.
     copying: BTreeMap<u64, CopyProgress>,
 }
