@@ -33,6 +33,9 @@ pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "pcie-bench",
     "pcie-bench-nfp",
     "gen5-gpus",
+    "drives-switch",
+    "drives-direct",
+    "lending-gen4",
 ];
 
 /// More events than any measurement takes.
