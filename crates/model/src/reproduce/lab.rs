@@ -33,9 +33,7 @@ pub(super) const TESTBEDS: &[(&str, &str)] = testbeds![
     "pcie-bench",
     "pcie-bench-nfp",
     "gen5-gpus",
-    "drives-switch",
     "drives-direct",
-    "lending-gen4",
 ];
 
 /// More events than any measurement takes.
