@@ -7,6 +7,8 @@
 mod accelerator;
 mod blind;
 mod device_lending;
+mod drives;
+mod gpu_host;
 mod gpus;
 mod lab;
 mod marlin;
@@ -303,6 +305,8 @@ pub fn rows() -> Vec<Row> {
     rows.extend(blind::rows());
     rows.extend(mixes::rows());
     rows.extend(gpus::rows());
+    rows.extend(gpu_host::rows());
+    rows.extend(drives::rows());
     rows
 }
 
