@@ -31,9 +31,12 @@ fn read(text: &str, parts: &[(&str, ComponentKind)]) -> Parsed<Timing> {
         Some(value) => subsection(value, "timing", KEYS)?,
         None => Section::new(&nothing, 0..0, "timing", KEYS)?,
     };
-    let (host, hosts) = host::hosts(root.get_ref(), &section, mps(&section)?)?;
+    let mps = mps(&section)?;
+    let usual = DeviceTiming::default().mps;
+    let (host, hosts) = host::hosts(root.get_ref(), &section, mps.unwrap_or(usual))?;
     let mut timing = timing(&section, Timing::with(host), parts)?;
     timing.hosts = hosts;
+    timing.mps_stated = mps.is_some();
     Ok(timing)
 }
 
@@ -113,12 +116,10 @@ pub(super) fn within_mps(
     }
 }
 
-/// The MPS of a rack file's `[timing]`.
-fn mps(timing: &Section<'_>) -> Parsed<u32> {
-    let usual = DeviceTiming::default().mps;
-    let Some(device) = timing.get("device") else { return Ok(usual) };
-    let device = subsection(device, "timing.device", DEVICE)?;
-    Ok(power(&device, "mps", 128, 4096)?.unwrap_or(usual))
+/// The MPS of a rack file's `[timing]`; `None` where it says nothing of it.
+fn mps(timing: &Section<'_>) -> Parsed<Option<u32>> {
+    let Some(device) = timing.get("device") else { return Ok(None) };
+    power(&subsection(device, "timing.device", DEVICE)?, "mps", 128, 4096)
 }
 
 /// Bytes per second, or 0 for none.

@@ -85,6 +85,8 @@ pub struct Timing {
     pub lengths: BTreeMap<[String; 2], Time>,
     /// Devices, and their DMA engines.
     pub device: DeviceTiming,
+    /// Whether the file says what the MPS is, which is [`DeviceTiming::mps`].
+    pub mps_stated: bool,
     /// CXL memory, its switches, and the ports of hosts.
     pub cxl: CxlTiming,
     /// Parts by name that differ from others of their kind.
@@ -112,6 +114,7 @@ impl Timing {
             hosts: BTreeMap::new(),
             lengths: BTreeMap::new(),
             device: DeviceTiming::default(),
+            mps_stated: false,
             cxl: CxlTiming::default(),
             parts: BTreeMap::new(),
             software: BTreeMap::new(),

@@ -18,6 +18,8 @@ const CROWD: usize = 3;
 /// From this load of such a port on that is seen: queues that keep their order pass on 58.6 % of random traffic
 /// (Karol, Hluchyj and Morgan, 1987).
 const CROWDED: f64 = 0.5;
+/// From this load of a link on its payload's size tells what a flow gets.
+const LOADED: f64 = 0.8;
 /// Names in a sentence, at most.
 const NAMED: usize = 8;
 
@@ -36,6 +38,8 @@ pub(crate) struct Untried {
     shaped: BTreeSet<String>,
     /// Flows whose writes an IOMMU's cache has no room for.
     missing: BTreeSet<String>,
+    /// Flows on loaded links of a rack file that does not say what the MPS is.
+    payloads: BTreeSet<String>,
     switches: BTreeMap<String, Crossings>,
 }
 
@@ -75,6 +79,7 @@ impl Untried {
         self.drives.extend(other.drives);
         self.shaped.extend(other.shaped);
         self.missing.extend(other.missing);
+        self.payloads.extend(other.payloads);
         for (switch, crossings) in other.switches {
             let own = self.switches.entry(switch).or_default();
             own.pairs.extend(crossings.pairs);
@@ -104,6 +109,7 @@ impl Untried {
             (&self.drives, DRIVES),
             (&self.shaped, "no measurement was of a device or switch that shapes"),
             (&self.missing, MISSING),
+            (&self.payloads, PAYLOADS),
             (&crowded, CROSSING),
         ] {
             if !flows.is_empty() {
@@ -122,6 +128,8 @@ const DRIVES: &str =
     "of drives one published difference of latencies was modelled alone, and missed (DL8)";
 const MISSING: &str = "more pages are written than an IOMMU's cache has room for, where half of the measured rates were within 15 % \
                        of the model's (P4)";
+const PAYLOADS: &str = "packets are taken to have payloads of 256 B; where firmware has set 128 B (MaxPayload in `lspci -vv`), as in \
+                        some machines of H1, links carry 8 % less: set `mps` in [timing.device]";
 const CROSSING: &str = "several ports send to several at once, where switches passed on 126 to 164 GB/s of the 224 that \
                         their links have (G2, G3): expect less than is modelled";
 
@@ -154,6 +162,7 @@ impl Run {
                 self.note_hosts(*route, &mut found);
                 self.note_translations(spec, queues.len(), *route, &mut found);
                 self.note_crossings(spec, *route, load, &mut found);
+                self.note_payload(spec, *route, load, &mut found);
             }
         }
         found
@@ -194,11 +203,19 @@ impl Run {
             }
         }
         found.flits |= world.directions_of(route).into_iter().any(|direction| {
-            let (from, to) = world.ends_of(direction);
-            let [from, to] = [from, to].map(|part| self.assembly.component(part));
-            let link = topology.link(from, to);
-            matches!(link, Some(TopologyLink::Pcie { generation, .. }) if generation >= UNTRIED_GENERATION)
+            self.pcie_generation(direction)
+                .is_some_and(|generation| generation >= UNTRIED_GENERATION)
         });
+    }
+
+    /// The generation of a link that the rack file tells.
+    fn pcie_generation(&self, direction: DirectionId) -> Option<u8> {
+        let (from, to) = self.assembly.world.ends_of(direction);
+        let [from, to] = [from, to].map(|part| self.assembly.component(part));
+        match self.assembly.topology().link(from, to) {
+            Some(TopologyLink::Pcie { generation, .. }) => Some(generation),
+            _ => None,
+        }
     }
 
     /// Notes writes by an IOMMU that has not all of their pages at a time: each queue has pages of its own.
@@ -218,6 +235,27 @@ impl Run {
         let reads = matches!(spec.kind, FlowKind::Read { .. });
         if !reads && world.parts_of(route).any(misses) {
             found.missing.insert(spec.name.clone());
+        }
+    }
+
+    /// Notes flows whose links are nearly full, where the MPS is this model's and not the rack file's.
+    fn note_payload(
+        &self,
+        spec: &FlowSpec,
+        route: RouteId,
+        load: &dyn Fn(DirectionId) -> f64,
+        found: &mut Untried,
+    ) {
+        if self.assembly.timing().mps_stated {
+            return;
+        }
+        let world = &self.assembly.world;
+        let is_full = |direction: &DirectionId| {
+            self.pcie_generation(*direction).is_some()
+                && load(*direction).max(load(direction.back())) >= LOADED
+        };
+        if world.directions_of(route).iter().any(is_full) {
+            found.payloads.insert(spec.name.clone());
         }
     }
 

@@ -4,8 +4,13 @@ use crate::lab::{link, run, shared, two_hosts};
 
 const WRITE: &str = "[flows.a]\nkind = \"write\"\nfrom = \"near/gpu0\"\nto = \"far\"\nsize = \"64 KiB\"\ndepth = 4\n";
 
-/// What is said at both levels, which is the same.
+/// What is said at both levels, which is the same, of a rack whose payloads are stated.
 fn said(rack: &str, workload: &str) -> Vec<String> {
+    said_of(&format!("{rack}[timing.device]\nmps = \"256 B\"\n"), workload)
+}
+
+/// The same of the rack as it is.
+fn said_of(rack: &str, workload: &str) -> Vec<String> {
     let simulated = run(rack, workload).unvalidated;
     assert_eq!(shared(rack, workload).unvalidated, simulated);
     simulated
@@ -84,6 +89,22 @@ fn links_devices_and_flows_that_nobody_measured_are_named() {
         let of = said(&rack, &format!("{WRITE}[flows.b]\n{flow}"));
         assert!(of.len() == 1 && of[0].starts_with(expected), "{of:?}");
     }
+}
+
+/// Nobody can tell a full link's rate to a tenth who does not know the machine's MPS.
+#[test]
+fn payloads_that_the_file_does_not_state_are_named_where_links_are_full() {
+    let rack = two_hosts(false);
+    let is_said = |rack: &str, workload: &str| {
+        let of = said_of(rack, workload);
+        of.iter().any(|what| what.starts_with("a: packets are taken to have payloads of 256 B"))
+    };
+    assert!(is_said(&rack, WRITE));
+    for stated in [128, 256] {
+        assert!(!is_said(&format!("{rack}[timing.device]\nmps = \"{stated} B\"\n"), WRITE));
+    }
+    let little = WRITE.replace("depth = 4", "rate = \"1 GB/s\"");
+    assert!(!is_said(&rack, &little), "a link that is not full");
 }
 
 /// Of writes that miss in an IOMMU's cache, the rows of P4 are half within 15 %.
