@@ -17,7 +17,8 @@ use rackbus_spec::virtio::net::{NetHeader, feature};
 fn nic(network: &LocalNetwork, number: u16, pairs: u16, rate: Option<(u64, u64)>) -> Box<Nic> {
     let name = format!("alpha/nic0.vf{number}");
     let port = network.port(&name).unwrap();
-    let options = NicOptions { mac: MacAddress::derived(&name), name, pairs, rate };
+    let options =
+        NicOptions { mac: MacAddress::derived(&name), name, pairs, rate, packed_rings: true };
     Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 
@@ -404,7 +405,7 @@ fn at_the_rate(windows: &[Duration]) -> usize {
 fn a_function_without_a_network_has_its_link_down() {
     let name = "alpha/nic0.vf1".to_owned();
     let mac = MacAddress::derived(&name);
-    let options = NicOptions { mac, name, pairs: 1, rate: None };
+    let options = NicOptions { mac, name, pairs: 1, rate: None, packed_rings: true };
     let local =
         InThreadFunction::new(Box::new(Nic::new(&options, None, Arc::new(NicCounters::default()))));
     let mut net = Net::start(Box::new(local), NetOptions::default()).unwrap();

@@ -15,7 +15,13 @@ use rackbus_spec::virtio::net::{NetHeader, feature};
 fn model(network: &LocalNetwork, number: u32) -> Box<Nic> {
     let name = format!("alpha/nic0.vf{number}");
     let port = network.port(&name).unwrap();
-    let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 2, rate: None };
+    let options = NicOptions {
+        mac: MacAddress::derived(&name),
+        name,
+        pairs: 2,
+        rate: None,
+        packed_rings: true,
+    };
     Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 

@@ -56,7 +56,13 @@ fn at(page: u64) -> u64 {
 pub(crate) fn model(network: &LocalNetwork) -> Box<dyn Function> {
     let name = "alpha/nic0.vf1".to_owned();
     let port = network.port(&name).expect("nobody has it");
-    let options = NicOptions { mac: MacAddress::derived(&name), name, pairs: 2, rate: None };
+    let options = NicOptions {
+        mac: MacAddress::derived(&name),
+        name,
+        pairs: 2,
+        rate: None,
+        packed_rings: true,
+    };
     Box::new(Nic::new(&options, Some(port), Arc::new(NicCounters::default())))
 }
 

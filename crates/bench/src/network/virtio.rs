@@ -122,8 +122,13 @@ impl Driven {
         let event = Event::new().map_err(BenchError::io("making an event"))?;
         let count = Arc::new(AtomicU64::new(0));
         let port = Counting { memory, event, at: 0, count: count.clone(), endless: arriving };
-        let options =
-            NicOptions { name: "bench/nic0.vf1".to_owned(), pairs: 1, mac: MAC, rate: None };
+        let options = NicOptions {
+            name: "bench/nic0.vf1".to_owned(),
+            pairs: 1,
+            mac: MAC,
+            rate: None,
+            packed_rings: true,
+        };
         let nic = Nic::new(&options, Some(Box::new(port)), Arc::new(NicCounters::default()));
         let engine = EngineOptions { cpu: Some(SERVER_CPU), ..EngineOptions::default() };
         let socket = dir.join("nic.sock");

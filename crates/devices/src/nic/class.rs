@@ -15,7 +15,8 @@ use rackbus_qos::{Rate, RateUnit};
 use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE};
 use rackbus_spec::virtio::{DEVICE_ID_BASE, VENDOR_ID};
 
-use super::function::{Nic, NicCounters, NicOptions};
+use super::counters::NicCounters;
+use super::function::{Nic, NicOptions};
 use super::{CLASS, MOST_PAIRS};
 use crate::class::{Class, DeviceConfig, FrontError, PciIdentity};
 use crate::lost::Lost;
@@ -43,10 +44,19 @@ const KEYS: &[&str] = &[
     "vlans",
     "learned_addresses",
     "anti_spoofing",
+    "packed_rings",
     "function",
 ];
-const OWN_KEYS: &[&str] =
-    &["mac", "rate", "burst", "vlan", "vlans", "learned_addresses", "anti_spoofing"];
+const OWN_KEYS: &[&str] = &[
+    "mac",
+    "rate",
+    "burst",
+    "vlan",
+    "vlans",
+    "learned_addresses",
+    "anti_spoofing",
+    "packed_rings",
+];
 
 impl Class for NicClass {
     fn name(&self) -> &'static str {
@@ -181,6 +191,7 @@ struct Own {
     vlans: Option<Vec<u16>>,
     learned_addresses: Option<u32>,
     anti_spoofing: Option<bool>,
+    packed_rings: Option<bool>,
 }
 
 impl Own {
@@ -198,7 +209,8 @@ impl Own {
         let burst = keys.size("burst", BURSTS.0, BURSTS.1)?;
         let (vlan, vlans, learned_addresses) = PortRules::read(keys)?;
         let anti_spoofing = keys.truth("anti_spoofing")?;
-        Ok(Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing })
+        let packed_rings = keys.truth("packed_rings")?;
+        Ok(Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing, packed_rings })
     }
 
     fn or(self, common: &Own) -> Own {
@@ -209,6 +221,7 @@ impl Own {
             vlans: self.vlans.or_else(|| common.vlans.clone()),
             learned_addresses: self.learned_addresses.or(common.learned_addresses),
             anti_spoofing: self.anti_spoofing.or(common.anti_spoofing),
+            packed_rings: self.packed_rings.or(common.packed_rings),
         }
     }
 
@@ -218,13 +231,14 @@ impl Own {
         pairs: u16,
         mac: Option<MacAddress>,
     ) -> (NicOptions, PortOptions) {
-        let Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing } = self;
+        let Own { rate, burst, vlan, vlans, learned_addresses, anti_spoofing, packed_rings } = self;
+        let packed_rings = packed_rings.unwrap_or(true);
         let rules = PortRules { vlan, vlans, learned_addresses: learned_addresses.unwrap_or(0) };
         let burst = |rate: u64| burst.unwrap_or((rate / BURST_PARTS).clamp(BURSTS.0, BURSTS.1));
         let rate = rate.map(|rate| (rate, burst(rate)));
         let anti_spoofing = anti_spoofing.unwrap_or(false);
         let address = mac.unwrap_or_else(|| MacAddress::derived(&name));
-        let options = NicOptions { name, pairs, mac: address, rate };
+        let options = NicOptions { name, pairs, mac: address, rate, packed_rings };
         (options, PortOptions { mac: Some(address), rules, anti_spoofing })
     }
 }
@@ -254,6 +268,9 @@ impl DeviceConfig for NicFunction {
         let mut detail = format!("virtio-net, {mac}, {queues}");
         if let Some((rate, _)) = rate {
             detail += &format!(", {}", bits(*rate));
+        }
+        if !self.options.packed_rings {
+            detail += ", split rings";
         }
         let PortRules { vlan, vlans, learned_addresses } = &self.port.rules;
         if let Some(vlan) = vlan {
@@ -355,11 +372,11 @@ mod tests {
     #[test]
     fn each_function_has_the_keys_of_the_card_and_its_own() {
         let keys = "functions = 3\nqueues = 1\nmac = \"52:54:00:00:00:ff\"\nrate = \"1 Gbit/s\"\n\
-                    [hosts.alpha.devices.nic0.function.vf2]\nvlan = 7\nrate = \"2.5 Mbit/s\"\n\
+                    [hosts.alpha.devices.nic0.function.vf2]\nvlan = 7\nrate = \"2.5 Mbit/s\"\npacked_rings = false\n\
                     [hosts.alpha.devices.nic0.function.vf3]\nmac = \"02:00:00:00:00:01\"\n";
         let expected = [
             "alpha/nic0.vf1: virtio-net, 52:54:00:00:00:ff, 1 queue pair, 1 Gbit/s",
-            "alpha/nic0.vf2: virtio-net, 52:54:00:00:01:00, 1 queue pair, 2.5 Mbit/s, VLAN 7",
+            "alpha/nic0.vf2: virtio-net, 52:54:00:00:01:00, 1 queue pair, 2.5 Mbit/s, split rings, VLAN 7",
             "alpha/nic0.vf3: virtio-net, 02:00:00:00:00:01, 1 queue pair, 1 Gbit/s",
         ];
         assert_eq!(read(keys).unwrap(), expected);
@@ -384,6 +401,7 @@ mod tests {
             ("functions = 1\nrate = \"fast\"", "rack.toml:5:8: `fast` is no rate"),
             ("functions = 1\nrate = \"9 op/s\"", "rack.toml:5:8: 9 op/s is no rate of bytes"),
             ("functions = 1\nburst = \"1 KiB\"", "rack.toml:5:9: `burst` is 1 KiB; it is from"),
+            ("functions = 1\npacked_rings = 1", "rack.toml:5:16: `packed_rings`"),
             ("functions = 1\nvlan = 4095", "rack.toml:5:8: `vlan` is 4095"),
             ("functions = 1\nlevel = 1", "rack.toml:5:1: unknown key `level`"),
             (&format!("{table}vf2]"), "rack.toml:5:36: alpha/nic0 has no function `vf2`; there"),

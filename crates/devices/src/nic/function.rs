@@ -6,32 +6,29 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, InheritedEnd};
+use rackbus_memory::{Carried, CarriedSession, Handles, InheritedEnd};
 use rackbus_net::{MacAddress, NetworkPort};
 use rackbus_pci::operations::Tally;
 use rackbus_pci::{
     Bus, Function, FunctionInfo, MediumOffer, MediumRefused, ModelState, Operations, ResetKind,
     RestoreError, SaveError, Work,
 };
-use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, control, feature};
+use rackbus_spec::virtio::feature::RING_PACKED;
+use rackbus_spec::virtio::net::{CLASS_CODE, DEVICE_TYPE, config, feature};
 
-use super::control::{LONGEST, NicSettings};
+use super::control::NicSettings;
+use super::counters::{NicCounters, count};
 use super::medium::{NicDescription, RemotePort, ServedPort};
 use super::port::NicPort;
 use super::receive::{Cutting, Delivery};
 use super::shaper::Shaper;
 use super::{CLASS, MOST_PAIRS, features};
-use crate::virtio::{
-    BufferChain, DriverFault, QueueError, RegisterWrite, Transport, UsedRequest, layout,
-};
+use crate::virtio::{BufferChain, DriverFault, QueueError, RegisterWrite, Transport, layout};
 
 /// For how long a queue's memory may be out of reach until the driver is told that it is broken: a hypervisor maps
 /// memory anew while its guest runs.
 const UNREACHABLE_NS: u64 = 100_000_000;
-/// Commands in one poll.
-const COMMANDS: usize = 8;
 
 /// What a function is made with.
 #[derive(Debug, Clone)]
@@ -44,32 +41,8 @@ pub struct NicOptions {
     pub mac: MacAddress,
     /// Bytes per second in each direction, and in one burst.
     pub rate: Option<(u64, u64)>,
-}
-
-/// What is counted beside operations.
-#[derive(Debug, Default)]
-pub struct NicCounters {
-    /// Frames that a driver did not want.
-    pub filtered: AtomicU64,
-    /// Frames that did not fit into the buffers that their driver has.
-    pub too_large: AtomicU64,
-    /// Frames whose driver made no buffers available for too long.
-    pub no_buffers: AtomicU64,
-    /// Frames for a queue that there is not.
-    pub no_queue: AtomicU64,
-    /// Frames that could not be cut for a driver that takes none so large.
-    pub not_cut: AtomicU64,
-    /// Frames that were dropped by the network, or on the way to it.
-    pub not_sent: AtomicU64,
-    /// Times that a direction waited for its rate.
-    pub throttled: AtomicU64,
-    /// Times that a driver broke its device.
-    pub faults: AtomicU64,
-}
-
-/// One more. Only one thread adds to each.
-pub(super) fn count(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    /// Whether drivers are offered packed rings, beside split ones.
+    pub packed_rings: bool,
 }
 
 /// The kinds of operations that are counted.
@@ -110,6 +83,7 @@ pub struct Nic {
     pub(super) mac: MacAddress,
     pub(super) most_pairs: u16,
     rate: Option<u64>,
+    packed_rings: bool,
     pub(super) transport: Transport,
     pub(super) settings: NicSettings,
     pub(super) link_up: bool,
@@ -148,7 +122,7 @@ impl Nic {
         let port = port.map_or(NicPort::Absent, NicPort::Own);
         let nic = Nic::with_port(serial, (options.pairs, shown), mac, port, counters);
         let (inward, outward) = (Shaper::new(options.rate), Shaper::new(options.rate));
-        Nic { inward, outward, ..nic }
+        Nic { inward, outward, ..nic }.with_packed_rings(options.packed_rings)
     }
 
     /// The front of a function whose port another node has, which keeps to its rate.
@@ -157,9 +131,10 @@ impl Nic {
         port: RemotePort,
         counters: Arc<NicCounters>,
     ) -> Nic {
-        let NicDescription { serial, mac, pairs, rate, .. } = *description;
+        let NicDescription { serial, mac, pairs, rate, split_rings, .. } = *description;
         let port = NicPort::Remote(Box::new(port));
         Nic::with_port(serial, (pairs, rate), MacAddress(mac), port, counters)
+            .with_packed_rings(!split_rings)
     }
 
     fn with_port(
@@ -189,6 +164,7 @@ impl Nic {
                 queues,
             )
             .withholding(features::FORMER),
+            packed_rings: true,
             settings: NicSettings::new(0, mac),
             inward: Shaper::new(None),
             outward: Shaper::new(None),
@@ -202,9 +178,11 @@ impl Nic {
         }
     }
 
-    /// The number of the control queue: behind all others that the driver knows of.
-    fn control_queue(&self) -> u16 {
-        if self.transport.has(feature::MQ) { 2 * self.most_pairs } else { 2 }
+    /// The same, offering drivers packed rings or not.
+    fn with_packed_rings(self, offered: bool) -> Nic {
+        let packed = if offered { 0 } else { RING_PACKED };
+        let transport = self.transport.withholding(features::FORMER | packed);
+        Nic { transport, packed_rings: offered, ..self }
     }
 
     /// Pairs that may transmit: the command that sets how many are used is about what its driver receives.
@@ -296,71 +274,6 @@ impl Nic {
         if tally.done > 0 {
             self.operations.add(kind, tally, ticks / u64::from(tally.done));
         }
-    }
-
-    /// Carries out commands of the control queue.
-    fn control(&mut self, bus: &Bus<'_>) -> PollOutcome {
-        let mut outcome = PollOutcome::default();
-        let queue = self.control_queue();
-        if !self.transport.has(feature::CTRL_VQ) || !self.transport.has_work(queue) {
-            return outcome;
-        }
-        bus.user.before_access();
-        for _ in 0..COMMANDS {
-            let Some(ring) = self.transport.ring(queue) else { break };
-            let cursor = ring.cursor();
-            let done = match ring.take(bus.dma, &mut self.chain) {
-                Ok(false) => break,
-                Ok(true) => self.command(bus.dma),
-                Err(error) => Err(error),
-            };
-            let Some(registers) = self.transport.queue(queue) else { break };
-            let Some(ring) = &mut registers.ring else { break };
-            if let Err(error) = done {
-                ring.rewind(cursor);
-                self.stopped(bus, queue, error, &mut outcome);
-                break;
-            }
-            registers.unreachable_since = None;
-            ring.complete(&[UsedRequest {
-                id: self.chain.id,
-                slots: self.chain.slots,
-                written: 1,
-            }]);
-            outcome.done = true;
-        }
-        self.transport.interrupt(bus.irq, queue);
-        outcome
-    }
-
-    /// Carries out the command that was taken.
-    fn command(&mut self, dma: &DmaSpace) -> Result<(), QueueError> {
-        let answer = self.chain.writable.iter().find(|buffer| buffer.length > 0);
-        let answer = *answer.ok_or(DriverFault::Header)?;
-        let mut said = vec![0; (self.chain.readable_bytes as usize).min(LONGEST)];
-        let mut done = 0;
-        for buffer in &self.chain.readable {
-            let end = said.len().min(done + buffer.length as usize);
-            let read = dma.read(buffer.address, &mut said[done..end]);
-            read.map_err(|_| QueueError::Unreachable)?;
-            done = end;
-        }
-        let whole = self.chain.readable_bytes <= LONGEST as u64;
-        let accepted = self.transport.accepted();
-        let NicSettings { announce, pairs, .. } = self.settings;
-        let good = whole && self.settings.execute(accepted, self.most_pairs, &said);
-        if announce != self.settings.announce {
-            self.transport.config_moved();
-        }
-        if pairs != self.settings.pairs {
-            self.without_buffers.fill(None);
-        }
-        if let Some(cutting) = &mut self.cutting {
-            // Nothing more comes to a pair that is not used.
-            cutting.pair %= self.settings.pairs;
-        }
-        let value = if good { control::OK } else { control::ERROR };
-        dma.write(answer.address, &[value]).map_err(|_| QueueError::Unreachable)
     }
 
     /// The queues that hold requests which nothing but polling would find.
@@ -511,6 +424,7 @@ impl Function for Nic {
             pairs: self.most_pairs,
             rate: self.rate,
             up: port.is_up(),
+            split_rings: !self.packed_rings,
         };
         let (served, handles) = match carried {
             None => ServedPort::new(&**port).map(|(served, it)| (served, it.into()))?,

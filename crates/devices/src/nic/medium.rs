@@ -28,7 +28,8 @@ use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::function::{Nic, NicCounters};
+use super::counters::NicCounters;
+use super::function::Nic;
 use crate::class::FrontError;
 use crate::lost::Lost;
 
@@ -69,6 +70,10 @@ pub(super) struct NicDescription {
     pub rate: Option<u64>,
     /// Whether the port's link is up.
     pub up: bool,
+    /// Whether drivers are offered split rings alone. Fronts of former versions know of no such functions, and refuse
+    /// the description.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub split_rings: bool,
 }
 
 /// What an [`Ask`] asks for.

@@ -2,7 +2,7 @@
 //!
 //! * [`class`]: what the rack file says of one.
 //! * [`function`]: a virtual function: registers, polling, sleeping. `transmit`, `receive`: frames between its queues
-//!   and its port. `saved`: all of it as a value.
+//!   and its port; `commands`: its control queue. `counters`: what it counts. `saved`: all of it as a value.
 //! * [`medium`]: the two ends where the front runs elsewhere than the port.
 //! * [`features`]: what is offered to drivers, and what they may accept together.
 //! * [`control`]: the control queue's commands. [`filter`]: which frames a driver wants. [`steering`]: which queue a
@@ -12,7 +12,9 @@
 //! the receiver's driver. Between two polls nothing is under way.
 
 pub mod class;
+mod commands;
 pub mod control;
+mod counters;
 pub mod features;
 pub mod filter;
 pub mod function;
@@ -28,7 +30,8 @@ mod transmit;
 mod tests;
 
 pub use class::NicClass;
-pub use function::{Nic, NicCounters, NicOptions};
+pub use counters::NicCounters;
+pub use function::{Nic, NicOptions};
 
 /// The name of the class.
 pub const CLASS: &str = "nic";

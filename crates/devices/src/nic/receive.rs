@@ -10,7 +10,8 @@ use rackbus_pci::operations::Tally;
 use rackbus_spec::virtio::net::{HEADER_BUFFERS, HEADER_SIZE, feature};
 use zerocopy::IntoBytes;
 
-use super::function::{Nic, PollOutcome, RECEIVE, count};
+use super::counters::count;
+use super::function::{Nic, PollOutcome, RECEIVE};
 use super::{features, steering};
 use crate::virtio::{
     Buffer, BufferChain, DriverFault, QueueError, Transport, UsedRequest, VirtioRing,

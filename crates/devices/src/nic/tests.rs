@@ -42,7 +42,8 @@ impl Guest {
         let port = Some(network.port(&name).unwrap());
         let mut peer = network.port("alpha/nic0.vf2").unwrap();
         peer.attend(true);
-        let options = NicOptions { mac: MacAddress::derived(&name), name, pairs, rate: None };
+        let mac = MacAddress::derived(&name);
+        let options = NicOptions { name, pairs, mac, rate: None, packed_rings: true };
         let counters = Arc::new(NicCounters::default());
         let mut endpoint = Endpoint::new(Box::new(Nic::new(&options, port, counters.clone())));
         let memory = SharedMemory::create("driver", MEMORY).unwrap();
@@ -131,6 +132,26 @@ fn without_messages_the_pin_is_high_until_its_cause_is_read() {
     assert_eq!(guest.read1(layout::ISR), 0);
     guest.endpoint.read(FunctionRegion::Config, 6, &mut status).unwrap();
     assert_eq!(status[0] & 8, 0);
+}
+
+/// What drivers see: a driver that had accepted them before, and comes back after a reset, keeps them.
+#[test]
+fn packed_rings_are_offered_unless_the_rack_file_says_otherwise() {
+    for packed_rings in [true, false] {
+        let name = "alpha/nic0.vf1".to_owned();
+        let mac = MacAddress::derived(&name);
+        let options = NicOptions { name, pairs: 1, mac, rate: None, packed_rings };
+        let nic = Nic::new(&options, None, Arc::default());
+        let mut endpoint = Endpoint::new(Box::new(nic));
+        endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+        let high = 1u32.to_le_bytes();
+        endpoint.write(FunctionRegion::Bar(0), reg::DEVICE_FEATURE_SELECT, &high).unwrap();
+        let mut word = [0; 4];
+        endpoint.read(FunctionRegion::Bar(0), reg::DEVICE_FEATURE, &mut word).unwrap();
+        let offered = u64::from(u32::from_le_bytes(word)) << 32;
+        assert_eq!(offered & common::RING_PACKED != 0, packed_rings);
+        assert_ne!(offered & common::VERSION_1, 0);
+    }
 }
 
 /// Datagrams that are to be cut into IP fragments: drivers that take none would lose them.

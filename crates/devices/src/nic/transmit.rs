@@ -9,8 +9,9 @@ use rackbus_pci::operations::Tally;
 use rackbus_spec::virtio::net::HEADER_SIZE;
 use zerocopy::FromBytes;
 
+use super::counters::count;
 use super::features;
-use super::function::{Nic, PollOutcome, TRANSMIT, count};
+use super::function::{Nic, PollOutcome, TRANSMIT};
 use crate::virtio::{BufferChain, QueueError, UsedRequest};
 
 /// Frames of a queue in one poll.

@@ -12,7 +12,7 @@ use rackbus_net::port::MAX_FRAME;
 use rackbus_net::{Cause, Frame, MacAddress, NetworkPort, Offload, SendOutcome};
 use serde::{Deserialize, Serialize};
 
-use super::super::function::NicCounters;
+use super::super::counters::NicCounters;
 use super::{
     ATTEND, Answer, Ask, BATCHES, Batch, Filling, LAYOUT, NicDescription, WATCH, is_inward,
     is_outward, kind,

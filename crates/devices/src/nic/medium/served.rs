@@ -16,7 +16,8 @@ use rackbus_pci::{Bus, Work};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::function::{Nic, PollOutcome, RECEIVE, TRANSMIT, count};
+use super::super::counters::count;
+use super::super::function::{Nic, PollOutcome, RECEIVE, TRANSMIT};
 use super::{ATTEND, Answer, Ask, Batch, Filling, LAYOUT, WATCH, is_inward, is_outward, kind};
 use crate::either::either_of;
 

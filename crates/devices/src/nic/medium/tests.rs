@@ -28,8 +28,13 @@ struct Apart {
 }
 
 fn function(network: &LocalNetwork, rate: Option<(u64, u64)>, counters: &Arc<NicCounters>) -> Nic {
-    let options =
-        NicOptions { mac: MacAddress::derived(NAME), name: NAME.to_owned(), pairs: 1, rate };
+    let options = NicOptions {
+        mac: MacAddress::derived(NAME),
+        name: NAME.to_owned(),
+        pairs: 1,
+        rate,
+        packed_rings: true,
+    };
     Nic::new(&options, Some(network.port(NAME).unwrap()), counters.clone())
 }
 
@@ -369,8 +374,15 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
         (vec![answer(first, 76, 1), answer(first + 1, 76, 1)], Vec::new()),
         (vec![answer(first, 76, 0)], record(77, Offload::default())),
     ];
-    let description =
-        NicDescription { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+    let description = NicDescription {
+        serial: 1,
+        mac: [2; 6],
+        mtu: 1500,
+        pairs: 1,
+        rate: None,
+        up: true,
+        split_rings: false,
+    };
     for (nth, (answers, data)) in cases.into_iter().enumerate() {
         let (mut lender, files) = Exchange::create("hostile", LAYOUT).unwrap();
         let lost = Lost::new(|| {});
@@ -390,8 +402,15 @@ fn a_lender_that_breaks_the_rules_is_lost_to_its_front() {
 /// Its data may have come beside the link, after the driver has reset the function and begun anew.
 #[test]
 fn a_batch_from_before_a_reset_does_not_count_for_one_after_it() {
-    let description =
-        NicDescription { serial: 1, mac: [2; 6], mtu: 1500, pairs: 1, rate: None, up: true };
+    let description = NicDescription {
+        serial: 1,
+        mac: [2; 6],
+        mtu: 1500,
+        pairs: 1,
+        rate: None,
+        up: true,
+        split_rings: false,
+    };
     let (mut lender, files) = Exchange::create("late", LAYOUT).unwrap();
     let mut front =
         RemotePort::join(&description, files, Lost::new(|| {}), Arc::default()).unwrap();
