@@ -32,9 +32,17 @@
  */
 #define RELEASE_PATIENCE_MS	1000
 
+/*
+ * How long a lender that lives may take to answer: it may be at a reset, and
+ * closes and opens the device where that is isolated.
+ */
+#define ANSWER_PATIENCE_MS	20000
+
 #define PRODUCER	offsetof(struct rackbus_window_ring, producer)
 #define CONSUMER	offsetof(struct rackbus_window_ring, consumer)
 #define ENTRIES		offsetof(struct rackbus_window_ring, entries)
+#define MAPPING		offsetof(struct rackbus_window_ring, mapping)
+#define RESULT		offsetof(struct rackbus_window_ring, mapping.result)
 
 /* With config_lock, as are all below that do not take it. */
 static u32 read_consumer(struct rackbus_function *fn)
@@ -203,6 +211,85 @@ static struct pci_ops rackbus_pci_ops = {
 	.write = rackbus_config_set,
 };
 
+bool rackbus_is_function(struct device *dev)
+{
+	return dev_is_pci(dev) && to_pci_dev(dev)->bus->ops == &rackbus_pci_ops;
+}
+
+static int try_ask(struct rackbus_function *fn, u32 kind, u32 value,
+		   const struct rackbus_window_mapping *what, u32 *after)
+{
+	const __le32 *words = (const __le32 *)what;
+	unsigned long flags;
+	unsigned int n;
+	int ret = -ENODEV;
+
+	raw_spin_lock_irqsave(&fn->config_lock, flags);
+	if (fn->gone)
+		goto out;
+	for (n = 0; n < sizeof(*what) / sizeof(*words); n++)
+		writel(le32_to_cpu(words[n]),
+		       fn->ring + MAPPING + n * sizeof(*words));
+	ret = say(fn, kind, 0, 0, value);
+	*after = fn->producer;
+	if (!ret && kind == RACKBUS_REQUEST_ISOLATE) {
+		fn->resetting = true;
+		fn->reset_after = *after;
+	}
+out:
+	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
+	return ret;
+}
+
+/* -EAGAIN: the lender is not there yet.  Otherwise what it answers. */
+static int try_answer(struct rackbus_function *fn, u32 after)
+{
+	unsigned long flags;
+	int ret = -ENODEV;
+
+	raw_spin_lock_irqsave(&fn->config_lock, flags);
+	if (fn->gone)
+		goto out;
+	ret = -EAGAIN;
+	if (rackbus_ring_passed(read_consumer(fn), after))
+		ret = rackbus_result(readl(fn->ring + RESULT));
+out:
+	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
+	return ret;
+}
+
+/*
+ * Asks the lender for what takes an answer, and waits for that: -ETIMEDOUT when
+ * there is none, and -ENODEV when the function was lost meanwhile.  One at a
+ * time (reach_lock).  May sleep.
+ */
+int rackbus_ask(struct rackbus_function *fn, u32 kind, u32 value,
+		const struct rackbus_window_mapping *what)
+{
+	unsigned long until = jiffies + msecs_to_jiffies(ANSWER_PATIENCE_MS);
+	u32 after;
+	int ret;
+
+	for (;;) {
+		ret = try_ask(fn, kind, value, what, &after);
+		if (ret != -EAGAIN)
+			break;
+		if (time_after(jiffies, until))
+			return -ETIMEDOUT;
+		usleep_range(100, 200);
+	}
+	while (!ret) {
+		ret = try_answer(fn, after);
+		if (ret != -EAGAIN)
+			return ret;
+		if (time_after(jiffies, until))
+			return -ETIMEDOUT;
+		usleep_range(20, 100);
+		ret = 0;
+	}
+	return ret;
+}
+
 static int try_release(struct rackbus_function *fn)
 {
 	unsigned long flags;
@@ -277,7 +364,7 @@ static int rackbus_bus_notify(struct notifier_block *block,
 
 	if (action == BUS_NOTIFY_DEL_DEVICE)
 		rackbus_ntb_gone(dev);
-	if (!dev_is_pci(dev) || to_pci_dev(dev)->bus->ops != &rackbus_pci_ops)
+	if (!rackbus_is_function(dev))
 		return NOTIFY_OK;
 	pdev = to_pci_dev(dev);
 	switch (action) {

@@ -28,6 +28,26 @@
 #define RACKBUS_MAP_PHYS 0
 #endif
 
+/*
+ * A device is asked for by the IOMMU that it says it has, so that this module's
+ * can be beside others.  Before, one driver had all of a bus, and could not be
+ * unloaded: the bus kept its operations.
+ */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)
+#define RACKBUS_IOMMU 1
+#else
+#define RACKBUS_IOMMU 0
+#endif
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#define RACKBUS_ATTACH(name) \
+	int name(struct iommu_domain *domain, struct device *dev, \
+		 struct iommu_domain *old)
+#else
+#define RACKBUS_ATTACH(name) \
+	int name(struct iommu_domain *domain, struct device *dev)
+#endif
+
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
 #define RACKBUS_ALLOC_PAGES alloc_pages_op
 #else

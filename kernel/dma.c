@@ -17,14 +17,9 @@
 #include "compat.h"
 #include "internal.h"
 
-static struct rackbus_function *function_of(struct device *dev)
-{
-	return to_rackbus_function(to_pci_dev(dev)->bus);
-}
-
 static struct device *inner(struct device *dev)
 {
-	return function_of(dev)->dma_device;
+	return rackbus_function_of(dev)->dma_device;
 }
 
 /*
@@ -34,7 +29,7 @@ static struct device *inner(struct device *dev)
  */
 static bool is_left(struct device *dev)
 {
-	if (likely(!READ_ONCE(function_of(dev)->dma_gone)))
+	if (likely(!READ_ONCE(rackbus_function_of(dev)->dma_gone)))
 		return false;
 	pr_warn_once("rackbus: memory of a borrowed device is freed after its NTB was removed, and stays behind\n");
 	return true;
@@ -42,14 +37,14 @@ static bool is_left(struct device *dev)
 
 static dma_addr_t inward(struct device *dev, dma_addr_t address)
 {
-	return address - function_of(dev)->offer.dma_base;
+	return address - rackbus_function_of(dev)->offer.dma_base;
 }
 
 /* The address as the device has it; DMA_MAPPING_ERROR when it has none. */
 static dma_addr_t outward(struct device *dev, dma_addr_t address, size_t size,
 			  u64 mask)
 {
-	struct rackbus_function *fn = function_of(dev);
+	struct rackbus_function *fn = rackbus_function_of(dev);
 	u64 last = fn->offer.dma_base + address + size - 1;
 
 	if (size && rackbus_inside(address, size, fn->offer.dma_size) &&
@@ -137,7 +132,7 @@ static dma_addr_t rackbus_map(struct device *dev, phys_addr_t phys, size_t size,
 
 	/* Registers of other devices are not behind the window. */
 	if (attrs & DMA_ATTR_MMIO) {
-		atomic64_inc(&function_of(dev)->dma_refused);
+		atomic64_inc(&rackbus_function_of(dev)->dma_refused);
 		return DMA_MAPPING_ERROR;
 	}
 	mapped = dma_map_phys(inner(dev), phys, size, dir, attrs);
@@ -271,7 +266,7 @@ static void rackbus_sync_sg_for_device(struct device *dev,
 
 static u64 last_address(struct device *dev)
 {
-	struct rackbus_offer *offer = &function_of(dev)->offer;
+	struct rackbus_offer *offer = &rackbus_function_of(dev)->offer;
 
 	return offer->dma_base + offer->dma_size - 1;
 }
@@ -289,7 +284,7 @@ static u64 rackbus_get_required_mask(struct device *dev)
 static size_t rackbus_max_mapping_size(struct device *dev)
 {
 	return min_t(u64, dma_max_mapping_size(inner(dev)),
-		     function_of(dev)->offer.dma_size);
+		     rackbus_function_of(dev)->offer.dma_size);
 }
 
 static unsigned long rackbus_get_merge_boundary(struct device *dev)

@@ -142,7 +142,7 @@ void rackbus_lose_locked(struct rackbus_function *fn,
 	rackbus_take_away(fn, RACKBUS_STATE_LOSING);
 }
 
-static void rackbus_lose(struct rackbus_function *fn, enum rackbus_reason reason)
+void rackbus_lose(struct rackbus_function *fn, enum rackbus_reason reason)
 {
 	mutex_lock(&rackbus_lock);
 	rackbus_lose_locked(fn, reason);
@@ -424,6 +424,7 @@ rackbus_function_make(const struct rackbus_borrow *borrow, struct pci_dev *ntb)
 		return NULL;
 	kref_init(&fn->ref);
 	raw_spin_lock_init(&fn->config_lock);
+	mutex_init(&fn->reach_lock);
 	init_completion(&fn->away);
 	init_completion(&fn->tried);
 	INIT_DELAYED_WORK(&fn->watch, watch);

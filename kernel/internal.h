@@ -9,10 +9,12 @@
  *   users.c     who uses its disks, which a return asks
  *   bus.c       its root bus, configuration space, and ring of requests
  *   irq.c       its interrupts
- *   dma.c       its DMA
+ *   dma.c       its DMA by this host's drivers
+ *   iommu.c     its IOMMU, by which VFIO has it
  *   window.c, config.c   what the lender says, checked (no hardware)
  *
  * Locks, outer ones first: pci_lock_rescan_remove(), the NTB's device_lock(),
+ * those of the kernel's IOMMU groups and of VFIO, a function's reach_lock,
  * rackbus_lock, pci_bus_sem.  A function's config_lock and msi_lock are for
  * interrupt context and have nothing inside.
  */
@@ -44,6 +46,7 @@ struct rackbus_ntb {
 	DECLARE_BITMAP(used, RACKBUS_NTB_VECTORS);	/* device_lock() */
 };
 
+struct rackbus_domain;
 struct rackbus_function;
 
 /* One interrupt of a function, and the NTB's vector by which it comes. */
@@ -93,6 +96,11 @@ struct rackbus_function {
 	u32 reset_after;		/* done when consumer is here */
 	bool gone;			/* nothing is said or asked any more */
 
+	/* reach_lock: what it reaches of this host, which takes long to change */
+	struct mutex reach_lock;
+	bool isolated;			/* written under it */
+	struct rackbus_domain *domain;	/* what is mapped, if anything is */
+
 	struct resource bus_range;
 	struct resource windows[RACKBUS_BARS];
 
@@ -123,6 +131,12 @@ static inline struct rackbus_function *to_rackbus_function(struct pci_bus *bus)
 {
 	return container_of((struct pci_sysdata *)bus->sysdata,
 			    struct rackbus_function, sysdata);
+}
+
+/* Of a device on such a bus: rackbus_is_function(). */
+static inline struct rackbus_function *rackbus_function_of(struct device *dev)
+{
+	return to_rackbus_function(to_pci_dev(dev)->bus);
 }
 
 /* main.c */
@@ -159,6 +173,7 @@ struct pci_dev *rackbus_device(struct rackbus_function *fn);
 void rackbus_take_away(struct rackbus_function *fn, enum rackbus_state state);
 void rackbus_lose_locked(struct rackbus_function *fn,
 			 enum rackbus_reason reason);
+void rackbus_lose(struct rackbus_function *fn, enum rackbus_reason reason);
 void rackbus_lose_all(struct rackbus_ntb *ntb, enum rackbus_reason reason);
 void rackbus_ntb_gone(struct device *ntb);
 void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
@@ -186,6 +201,9 @@ void rackbus_release_disks(struct list_head *disks, bool all);
 
 /* bus.c */
 extern struct notifier_block rackbus_bus_notifier;
+bool rackbus_is_function(struct device *dev);
+int rackbus_ask(struct rackbus_function *fn, u32 kind, u32 value,
+		const struct rackbus_window_mapping *what);
 int rackbus_bus_create(struct rackbus_function *fn);
 void rackbus_bus_remove(struct rackbus_function *fn, struct pci_bus *bus);
 unsigned long rackbus_release_time(void);
@@ -196,6 +214,10 @@ void rackbus_wait_for_bridges(void);
 /* irq.c */
 int rackbus_irq_create(struct rackbus_function *fn);
 void rackbus_irq_remove(struct rackbus_function *fn);
+
+/* iommu.c */
+int rackbus_iommu_register(void);
+void rackbus_iommu_unregister(void);
 
 /* dma.c */
 extern const struct dma_map_ops rackbus_dma_ops;

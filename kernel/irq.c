@@ -26,8 +26,9 @@ static struct lock_class_key irq_request_class;
 
 static void translate(struct rackbus_function *fn, struct msi_msg *msg)
 {
-	u64 to = fn->offer.msi_base +
-		 (msg->address_lo & (RACKBUS_MSI_SIZE - 1));
+	u64 base = READ_ONCE(fn->isolated) ? fn->offer.mapped_msi_base :
+					     fn->offer.msi_base;
+	u64 to = base + (msg->address_lo & (RACKBUS_MSI_SIZE - 1));
 
 	if (msg->address_hi ||
 	    (msg->address_lo & ~(RACKBUS_MSI_SIZE - 1)) != RACKBUS_MSI_ADDRESS)

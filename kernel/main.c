@@ -89,9 +89,12 @@ static int __init rackbus_init(void)
 	ret = make_workqueues();
 	if (ret)
 		return ret;
-	ret = bus_register_notifier(&pci_bus_type, &rackbus_bus_notifier);
+	ret = rackbus_iommu_register();
 	if (ret)
 		goto destroy_workqueues;
+	ret = bus_register_notifier(&pci_bus_type, &rackbus_bus_notifier);
+	if (ret)
+		goto unregister_iommu;
 	ret = register_pm_notifier(&suspend_notifier);
 	if (ret)
 		goto unregister_bus;
@@ -109,6 +112,8 @@ unregister_pm:
 	unregister_pm_notifier(&suspend_notifier);
 unregister_bus:
 	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
+unregister_iommu:
+	rackbus_iommu_unregister();
 destroy_workqueues:
 	destroy_workqueues();
 	return ret;
@@ -125,6 +130,7 @@ static void __exit rackbus_exit(void)
 	rackbus_wait_for_bridges();
 	/* Who was waited for has to hear when an NTB is removed. */
 	bus_unregister_notifier(&pci_bus_type, &rackbus_bus_notifier);
+	rackbus_iommu_unregister();
 }
 
 module_init(rackbus_init);

@@ -112,6 +112,11 @@ static int check_ways(const struct rackbus_window_header *raw,
 	offer->msi_base = le64_to_cpu(raw->msi_base);
 	if (offer->msi_base & (RACKBUS_MSI_SIZE - 1))
 		return refuse(why, "msi_base is no multiple of 1 MiB", -EPROTO);
+	offer->mappings = le32_to_cpu(raw->mappings);
+	offer->mapped_msi_base = le64_to_cpu(raw->mapped_msi_base);
+	if (offer->mapped_msi_base & (RACKBUS_MSI_SIZE - 1))
+		return refuse(why, "mapped_msi_base is no multiple of 1 MiB",
+			      -EPROTO);
 	return 0;
 }
 

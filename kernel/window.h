@@ -28,6 +28,8 @@ struct rackbus_offer {
 	u64 dma_base;
 	u64 dma_size;
 	u64 msi_base;
+	u32 mappings;		/* 0: it cannot be isolated */
+	u64 mapped_msi_base;
 	u32 config_offset;
 	u32 ring_offset;
 	u32 ring_entries;
@@ -75,6 +77,12 @@ static inline int rackbus_ring_idle(u32 producer, u32 consumer, u32 entries)
 	if (producer - consumer > entries)
 		return -EPROTO;
 	return producer == consumer ? 0 : -EAGAIN;
+}
+
+/* What the lender says of a request that it has passed: 0, or negative. */
+static inline int rackbus_result(u32 result)
+{
+	return result < 4096 ? -(int)result : -EPROTO;
 }
 
 struct rackbus_window_request rackbus_ring_entry(u32 seq, u32 kind, u32 size,

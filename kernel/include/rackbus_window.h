@@ -140,7 +140,10 @@ struct rackbus_window_header {
 	__le32 ring_offset;	/* a page: struct rackbus_window_ring */
 	__le32 ring_entries;	/* a power of two */
 	__le32 doorbell;	/* that the borrower rings: 0 to 31, or none */
-	__le32 reserved[6];
+	__le32 mappings;	/* that the lender makes at most; 0: none */
+	__le32 reserved0;
+	__le64 mapped_msi_base;	/* 0xfee00000 while the function is isolated */
+	__le32 reserved1[2];
 	struct rackbus_window_bar bars[RACKBUS_BARS];
 };
 
@@ -193,6 +196,20 @@ enum rackbus_request {
 	 * is ready.
 	 */
 	RACKBUS_REQUEST_RELEASE	= 3,
+	/*
+	 * Value 1 isolates the function: it reaches nothing of the borrower's
+	 * memory but what is mapped from then on, and its interrupts, by
+	 * mapped_msi_base.  Value 0 has it reach all of the window again, as at
+	 * the beginning.  In between it is reset, as for RACKBUS_REQUEST_RESET,
+	 * and no mapping is left.  Offset and size are 0.
+	 */
+	RACKBUS_REQUEST_ISOLATE	= 4,
+	/*
+	 * Value 1 makes the mapping that the ring's page describes, value 0
+	 * takes the one away that begins and ends as it says.  Only of a
+	 * function that is isolated.  Offset and size are 0.
+	 */
+	RACKBUS_REQUEST_MAP	= 5,
 };
 
 struct rackbus_window_request {
@@ -200,6 +217,24 @@ struct rackbus_window_request {
 	__le32 what;		/* kind | size << 8 | offset << 16 */
 	__le32 value;
 	__le32 epoch;		/* the low half */
+};
+
+/* Of a mapping: what the device may do there. */
+#define RACKBUS_MAP_READ	0x00000001u
+#define RACKBUS_MAP_WRITE	0x00000002u
+
+/*
+ * What RACKBUS_REQUEST_MAP is about, and what came of it and of
+ * RACKBUS_REQUEST_ISOLATE.  The borrower has one such request under way at a
+ * time: it writes all of this, with a result of all ones, before the request,
+ * and reads the result when consumer has passed it.
+ */
+struct rackbus_window_mapping {
+	__le64 iova;		/* where the device finds it */
+	__le64 address;		/* in the borrower's memory */
+	__le64 size;		/* all three are multiples of 4 KiB */
+	__le32 access;		/* RACKBUS_MAP_READ and RACKBUS_MAP_WRITE */
+	__le32 result;		/* by the lender: 0, or an error number */
 };
 
 /*
@@ -218,6 +253,8 @@ struct rackbus_window_ring {
 	__le32 refused;		/* by the lender: requests passed over */
 	__le32 reserved1[14];
 	struct rackbus_window_request entries[RACKBUS_MAX_REQUESTS];
+	__le32 reserved2[32];
+	struct rackbus_window_mapping mapping;
 };
 
 #define RACKBUS_AT(type, field, offset) \
@@ -242,6 +279,8 @@ RACKBUS_AT(struct rackbus_window_header, config_offset, 0x38);
 RACKBUS_AT(struct rackbus_window_header, ring_offset, 0x3c);
 RACKBUS_AT(struct rackbus_window_header, ring_entries, 0x40);
 RACKBUS_AT(struct rackbus_window_header, doorbell, 0x44);
+RACKBUS_AT(struct rackbus_window_header, mappings, 0x48);
+RACKBUS_AT(struct rackbus_window_header, mapped_msi_base, 0x50);
 RACKBUS_AT(struct rackbus_window_header, bars, 0x60);
 static_assert(sizeof(struct rackbus_window_header) == 0xf0, "header");
 
@@ -250,6 +289,14 @@ RACKBUS_AT(struct rackbus_window_ring, producer, 0x00);
 RACKBUS_AT(struct rackbus_window_ring, consumer, 0x40);
 RACKBUS_AT(struct rackbus_window_ring, refused, 0x44);
 RACKBUS_AT(struct rackbus_window_ring, entries, 0x80);
+RACKBUS_AT(struct rackbus_window_ring, mapping, 0x900);
 static_assert(sizeof(struct rackbus_window_ring) <= RACKBUS_PAGE, "ring");
+
+RACKBUS_AT(struct rackbus_window_mapping, iova, 0x00);
+RACKBUS_AT(struct rackbus_window_mapping, address, 0x08);
+RACKBUS_AT(struct rackbus_window_mapping, size, 0x10);
+RACKBUS_AT(struct rackbus_window_mapping, access, 0x18);
+RACKBUS_AT(struct rackbus_window_mapping, result, 0x1c);
+static_assert(sizeof(struct rackbus_window_mapping) == 0x20, "mapping");
 
 #endif /* _RACKBUS_WINDOW_H */

@@ -49,6 +49,8 @@ static struct rackbus_window_header good_header(void)
 		.dma_base = htole64(0x200000000ull),
 		.dma_size = htole64(0x20000000ull),
 		.msi_base = htole64(0x302e00000ull),
+		.mappings = cpu_to_le32(1000),
+		.mapped_msi_base = htole64(0xfef00000ull),
 		.config_offset = cpu_to_le32(0x1000),
 		.ring_offset = cpu_to_le32(0x2000),
 		.ring_entries = cpu_to_le32(64),
@@ -119,6 +121,7 @@ static void check_wrong_headers(void)
 	WRONG(dma_size, htole64(0xfff000), -ERANGE);
 	WRONG(dma_size, htole64(~0ull), -EPROTO);
 	WRONG(msi_base, htole64(0x302e01000ull), -EPROTO);
+	WRONG(mapped_msi_base, htole64(0xfef01000ull), -EPROTO);
 	WRONG(config_offset, 0, -EPROTO);
 	WRONG(config_offset, cpu_to_le32(0x1004), -EPROTO);
 	WRONG(config_offset, cpu_to_le32(0x4000000), -EPROTO);

@@ -70,6 +70,13 @@ impl MemoryHandle {
         Ok(MemoryHandle { file, object, offset, device: true })
     }
 
+    /// The same memory from `bytes` further on.
+    #[must_use]
+    pub fn further(&self, bytes: u64) -> MemoryHandle {
+        // One that is beyond all there is leads to nothing that could be mapped.
+        MemoryHandle { offset: self.offset.saturating_add(bytes), ..self.clone() }
+    }
+
     /// Whether it is the memory of a device.
     pub fn is_of_device(&self) -> bool {
         self.device

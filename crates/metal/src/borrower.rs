@@ -379,6 +379,7 @@ impl ModuleStatus {
                 4 => Some("the lender is not reached"),
                 5 => Some("this host's node said so"),
                 6 => Some("the NTB was unbound"),
+                7 => Some("the lender did not say in time what the function reaches"),
                 _ => Some("a reason that this program does not know"),
             },
             domain: raw.domain,

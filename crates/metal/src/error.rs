@@ -70,6 +70,9 @@ pub enum MetalError {
     /// What a borrower asked of a lent function is still being done.
     #[error("{0} does not do what its borrower asked for in time")]
     Late(String),
+    /// A function is isolated for a user at its borrower, whose mappings only this process makes.
+    #[error("{0} is used by its borrower's vfio-pci")]
+    Isolated(String),
     /// The NTB is not the kernel module's.
     #[error("the NTB {address} is not bound to the module rackbus: {reason}")]
     NotBound {

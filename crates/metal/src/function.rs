@@ -2,64 +2,22 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rackbus_memory::{Access, Event};
-use rackbus_vfio::Container;
+use rackbus_memory::Event;
 
 use crate::device::{ReadyDevice, WindowDevice, event, table_of};
 use crate::error::MetalError;
+use crate::isolated::{IsolatedMemory, MappingRefusal, MappingRequest};
 use crate::lender::{AGAIN, BEAT, locked, locked_within};
 use crate::loan::LentStatus;
 use crate::ntb::{DOORBELL, Ntb};
+use crate::ranges::{LentRanges, WindowRanges};
 use crate::requests::{FunctionRequest, RequestRing, Writable};
 use crate::room::LoanPlace;
 use crate::saved::{LoanState, SavedLoan, impossible};
 use crate::window::{ControlArea, DIRECT, FunctionStatus, Offer, RING_ENTRIES, WindowBar};
-
-/// Mappings in the IOMMU domain, until this is dropped.
-#[derive(Debug)]
-struct Mappings {
-    container: Arc<Container>,
-    ranges: Vec<(u64, u64)>,
-}
-
-impl Mappings {
-    fn add(
-        &mut self,
-        iova: u64,
-        bytes: u64,
-        backing: impl Into<rackbus_vfio::RangeTarget>,
-        access: Access,
-    ) -> Result<(), MetalError> {
-        self.container.map(iova, backing, access)?;
-        self.ranges.push((iova, bytes));
-        Ok(())
-    }
-}
-
-/// What is mapped for a borrower: dropped, it is not mapped any more.
-pub(crate) trait LentRanges: Send {
-    /// First address and length of each range.
-    fn ranges(&self) -> Vec<(u64, u64)>;
-}
-
-impl LentRanges for Mappings {
-    fn ranges(&self) -> Vec<(u64, u64)> {
-        self.ranges.clone()
-    }
-}
-
-impl Drop for Mappings {
-    fn drop(&mut self) {
-        for (iova, bytes) in self.ranges.drain(..) {
-            if let Err(error) = self.container.unmap(iova, bytes) {
-                tracing::error!(iova, %error, "a lent function's window stays mapped");
-            }
-        }
-    }
-}
 
 /// Told, once, why a function was taken away from its borrower.
 pub type OnTakenAway = Box<dyn Fn(&str) + Send + Sync>;
@@ -72,6 +30,10 @@ pub(crate) struct ControlledFunction {
     /// the borrower holds this; nothing is changed after the end.
     mappings: Mutex<Option<Box<dyn LentRanges>>>,
     requests: Mutex<RequestRing>,
+    /// What it reaches while it is isolated. Changed while `requests` is held.
+    isolated: Mutex<Option<IsolatedMemory>>,
+    /// Bytes of the window onto the borrower's memory.
+    window: u64,
     /// Offset of its control area in the borrower's window 1.
     control: u64,
     epoch: u64,
@@ -108,17 +70,12 @@ impl ControlledFunction {
         let (msix, _) = table_of(&device.name(), &image, &bars)?;
         let plan = ntb.plan();
         let area = ControlArea::new()?;
-        let mut mappings = Mappings { container: ntb.container().clone(), ranges: Vec::new() };
-        let inbound = plan.inbound.start;
-        let both = Access::READ | Access::WRITE;
-        for (offset, memory, access) in area.parts() {
-            mappings.add(inbound + control + offset, memory.len() as u64, memory, access)?;
-        }
         let mut shown = [WindowBar::default(); 6];
-        for (bar, offset) in bars.into_iter().zip(offsets) {
-            mappings.add(inbound + offset, bar.size, bar.target, both)?;
-            shown[usize::from(bar.number)] = WindowBar::new(offset, bar.size, bar.flags);
+        for (bar, offset) in bars.iter().zip(&offsets) {
+            shown[usize::from(bar.number)] = WindowBar::new(*offset, bar.size, bar.flags);
         }
+        let places = (plan.inbound.start, control, &offsets[..]);
+        let ranges = WindowRanges::lend(ntb.container(), places, &area, bars)?;
         let offer = Offer {
             epoch,
             vectors: msix.entries.into(),
@@ -126,10 +83,12 @@ impl ControlledFunction {
             dma: (plan.memory.start, plan.memory.end - plan.memory.start),
             msi_base: plan.msi_base(),
             doorbell: DOORBELL,
+            mappings: device.most_mappings(),
             bars: shown,
         };
-        let lent = (device, Box::new(mappings) as Box<dyn LentRanges>, area);
-        let function = ControlledFunction::assemble(lent, image.writable, (control, epoch), lost)?;
+        let lent = (device, Box::new(ranges) as Box<dyn LentRanges>, area);
+        let places = (control, epoch, offer.dma.1);
+        let function = ControlledFunction::assemble(lent, image.writable, places, lost)?;
         function.area.publish(&offer, &image.bytes);
         Ok(function)
     }
@@ -149,9 +108,12 @@ impl ControlledFunction {
         if !area.is_ready(epoch) {
             return Err(impossible("a function that was taken from its borrower meanwhile"));
         }
-        let (container, ranges) = (ntb.container().clone(), state.ranges.clone());
-        let mappings = Box::new(Mappings { container, ranges }) as Box<dyn LentRanges>;
-        let (lent, places) = ((device, mappings, area), (state.place.control, epoch));
+        let (plan, control) = (ntb.plan(), state.place.control);
+        let begin = plan.inbound.start + control;
+        let mappings = WindowRanges::again(ntb.container(), &state.ranges, begin);
+        let mappings = Box::new(mappings) as Box<dyn LentRanges>;
+        let window = plan.memory.end - plan.memory.start;
+        let (lent, places) = ((device, mappings, area), (control, epoch, window));
         let function = ControlledFunction::assemble(lent, state.requests.writable(), places, lost)?;
         *locked(&function.requests) = state.requests.clone();
         function.released.store(state.released, Ordering::Relaxed);
@@ -163,11 +125,16 @@ impl ControlledFunction {
     /// Does nothing for the borrower, and loses nothing of what it asks for. What is being done for it is waited for.
     ///
     /// # Errors
-    /// When that takes longer than `limit`, as a reset of a device that hangs. It goes on then.
+    /// When that takes longer than `limit`, as a reset of a device that hangs, or the function is isolated: another process would
+    /// not know what is mapped for it. It goes on then.
     pub fn pause(&self, limit: Duration) -> Result<(), MetalError> {
         // Before the lock, which is not fair: who carries requests out is not to go on with the next one.
         self.paused.store(true, Ordering::Release);
         match locked_within(&self.requests, limit) {
+            Some(_requests) if locked(&self.isolated).is_some() => {
+                self.go_on();
+                return Err(MetalError::Isolated(self.device.name()));
+            }
             Some(requests) => drop(requests),
             None => {
                 self.go_on();
@@ -231,13 +198,15 @@ impl ControlledFunction {
     fn assemble(
         (device, mappings, area): (Box<dyn WindowDevice>, Box<dyn LentRanges>, ControlArea),
         writable: Writable,
-        (control, epoch): (u64, u64),
+        (control, epoch, window): (u64, u64, u64),
         lost: OnTakenAway,
     ) -> Result<ControlledFunction, MetalError> {
         Ok(ControlledFunction {
             area,
             mappings: Mutex::new(Some(mappings)),
             requests: Mutex::new(RequestRing::new(epoch, writable)),
+            isolated: Mutex::default(),
+            window,
             control,
             epoch,
             lost,
@@ -319,9 +288,10 @@ impl ControlledFunction {
     /// Does one thing that the borrower asks for.
     fn serve_one(&self) -> ServeOutcome {
         let mut requests = locked(&self.requests);
-        let mappings = locked(&self.mappings);
+        let mut mappings = locked(&self.mappings);
+        let Some(mapped) = &mut *mappings else { return ServeOutcome::Ended };
         // Who takes it away may wait for these locks, which are not fair: it is not to wait for a borrower's next requests.
-        if mappings.is_none() || self.ended.load(Ordering::Acquire) {
+        if self.ended.load(Ordering::Acquire) {
             return ServeOutcome::Ended;
         }
         if self.paused.load(Ordering::Acquire) {
@@ -331,7 +301,7 @@ impl ControlledFunction {
         let next = requests.next(producer, |number| self.area.entry(number));
         let outcome = match next {
             Some(request) => {
-                let outcome = self.carry_out(request);
+                let outcome = self.carry_out(request, &mut **mapped);
                 requests.done();
                 self.carried_out.fetch_add(1, Ordering::Relaxed);
                 outcome
@@ -349,18 +319,84 @@ impl ControlledFunction {
         if next.is_some() { ServeOutcome::One } else { ServeOutcome::All }
     }
 
-    fn carry_out(&self, request: FunctionRequest) -> Result<(), MetalError> {
+    fn carry_out(
+        &self,
+        request: FunctionRequest,
+        mapped: &mut dyn LentRanges,
+    ) -> Result<(), MetalError> {
         tracing::debug!(device = self.device.name(), ?request, "the borrower asks");
         self.released.store(matches!(request, FunctionRequest::Release), Ordering::Relaxed);
         match request {
             FunctionRequest::Master(on) => self.device.set_master(on),
             FunctionRequest::Msix => Ok(()),
             FunctionRequest::DeviceControl(bits) => self.device.set_device_control(bits),
+            // Whoever has it next, has it as at the beginning.
+            FunctionRequest::Release if locked(&self.isolated).is_some() => {
+                self.isolate(false, mapped)
+            }
             FunctionRequest::Reset | FunctionRequest::Release => {
                 self.resets.fetch_add(1, Ordering::Relaxed);
                 self.device.reset()
             }
+            FunctionRequest::Isolate(on) => {
+                let refusal = self.may_isolate(on).err();
+                if refusal.is_none() {
+                    self.isolate(on, mapped)?;
+                }
+                self.answer(refusal);
+                Ok(())
+            }
+            FunctionRequest::Map(on) => {
+                let wanted = self.area.mapping();
+                let outcome = if on { self.map(wanted) } else { self.unmap(wanted)? };
+                self.answer(outcome.err());
+                Ok(())
+            }
         }
+    }
+
+    /// Tells the borrower what came of a request about what the device reaches.
+    fn answer(&self, refusal: Option<MappingRefusal>) {
+        self.area.answer(refusal.map_or(0, MappingRefusal::errno));
+    }
+
+    fn may_isolate(&self, on: bool) -> Result<(), MappingRefusal> {
+        match (on, locked(&self.isolated).is_some()) {
+            (true, false) => self.device.may_isolate(),
+            (false, true) => Ok(()),
+            _ => Err(MappingRefusal::Invalid),
+        }
+    }
+
+    /// Isolates the device, or has it reach all of the window again. Where that fails it is of no more use.
+    fn isolate(&self, on: bool, mapped: &mut dyn LentRanges) -> Result<(), MetalError> {
+        tracing::info!(device = self.device.name(), on, "isolated for its borrower's VFIO");
+        self.resets.fetch_add(1, Ordering::Relaxed);
+        *locked(&self.isolated) = None;
+        self.device.isolate(on, mapped)?;
+        let memory = || IsolatedMemory::new(self.window, self.device.most_mappings());
+        *locked(&self.isolated) = on.then(memory);
+        Ok(())
+    }
+
+    fn map(&self, wanted: MappingRequest) -> Result<(), MappingRefusal> {
+        let mut isolated = locked(&self.isolated);
+        let memory = isolated.as_mut().ok_or(MappingRefusal::Invalid)?;
+        let mapping = memory.map(wanted)?;
+        self.device.map(&mapping).inspect_err(|_| memory.end(&mapping))
+    }
+
+    /// Ends a mapping. One that cannot be ended ends the function.
+    fn unmap(&self, wanted: MappingRequest) -> Result<Result<(), MappingRefusal>, MetalError> {
+        let mut isolated = locked(&self.isolated);
+        let Some(memory) = isolated.as_mut() else { return Ok(Err(MappingRefusal::Invalid)) };
+        let mapping = match memory.find(wanted) {
+            Ok(mapping) => mapping,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        self.device.unmap(&mapping)?;
+        memory.end(&mapping);
+        Ok(Ok(()))
     }
 
     /// It is of no more use: the borrower loses it, who lent it is told, and its thread takes it away. Waits for nothing.

@@ -18,10 +18,11 @@ use rackbus_memory::{Event, Lending, MemoryHandle, Revoker, SharedMemory};
 use rackbus_pci::vfio_user::ServedDevice;
 use rackbus_vfio::{Container, Facts, VfioDevice};
 
-use crate::device::{PhysicalDevice, ReadyDevice, WindowDevice};
+use crate::device::{ReadyDevice, WindowDevice};
 use crate::error::MetalError;
 use crate::function::{ControlledFunction, OnTakenAway};
 use crate::loan::WindowLoan;
+use crate::machine::PhysicalDevice;
 use crate::model::ModelledDevice;
 use crate::ntb::Ntb;
 use crate::plan::WindowRoom;

@@ -9,8 +9,9 @@
 //!   for. [`image`]: the configuration space that it sees. [`plan`]: which addresses lead where; `room`: which of them are
 //!   free. None of them does I/O.
 //! * [`ntb`]: an end of an NTB, held by VFIO. [`message_ntb`]: one that is used for messages between two nodes. [`lender`]:
-//!   functions that are lent through it, each a `loan` of a `function`: a `device` of the machine, or a `model` of one. [`messages`]: what a
-//!   model's interrupts do (pure).
+//!   functions that are lent through it, each a `loan` of a `function`: a `device`, which is one of the `machine` or a `model`,
+//!   whose registers are in the window's `ranges`. [`messages`]: what a
+//!   model's interrupts do (pure). [`isolated`]: what a function reaches that the borrower's VFIO has (pure).
 //! * [`borrower`]: the kernel module's device file. `reach`: where a borrowed function finds this host's memory.
 
 pub mod borrower;
@@ -18,13 +19,16 @@ mod device;
 mod error;
 mod function;
 pub mod image;
+pub mod isolated;
 pub mod lender;
 mod loan;
+mod machine;
 pub mod message_ntb;
 pub mod messages;
 mod model;
 pub mod ntb;
 pub mod plan;
+mod ranges;
 mod reach;
 pub mod requests;
 mod room;

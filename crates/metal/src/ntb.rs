@@ -9,10 +9,11 @@ use std::sync::Arc;
 use rackbus_memory::{Access, Event, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::header;
 use rackbus_spec::vfio_user::region;
-use rackbus_vfio::{Container, Facts, InterruptIndex, PciAddress, VfioDevice};
+use rackbus_vfio::{Container, Facts, InterruptIndex, PciAddress, RangeTarget, VfioDevice};
 
 use crate::error::MetalError;
 use crate::plan::WindowPlan;
+use crate::window::MSI_SIZE;
 
 /// Subsystem of a bridge in software (`rackbus ntb`).
 const IN_SOFTWARE: [u8; 4] = [0xf4, 0x1a, 0x00, 0x11];
@@ -43,6 +44,26 @@ const CONTROL_SNOOP: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8;
 const ALL_DOORBELLS: u64 = (1 << 33) - 1;
 /// BARs of the windows.
 const WINDOWS: [u32; 2] = [region::BAR0 + 2, region::BAR0 + 4];
+
+/// What a function of the machine reaches of a borrower through an NTB, and the container in which it reaches all of that.
+#[derive(Debug, Clone)]
+pub(crate) struct BorrowerWindows {
+    pub container: Arc<Container>,
+    pub plan: WindowPlan,
+    interrupts: Arc<MappedRegisters>,
+    /// Window 2, which leads to the borrower's memory.
+    pub memory: Arc<MappedRegisters>,
+    /// The same, for the record of what is lent.
+    pub handle: MemoryHandle,
+}
+
+impl BorrowerWindows {
+    /// The borrower's local APICs; `None` where window 1 has not all of them.
+    pub fn local_apics(&self) -> Option<RangeTarget> {
+        let offset = self.plan.msi_base() - self.plan.interrupts.start;
+        RangeTarget::part(&self.interrupts, offset, MSI_SIZE)
+    }
+}
 
 /// An end of an NTB.
 #[derive(Debug)]
@@ -120,9 +141,27 @@ impl Ntb {
     /// When VFIO refuses.
     pub fn map_windows(&self) -> Result<(), MetalError> {
         let access = Access::READ | Access::WRITE;
-        let memory = self.device.map(WINDOWS[1], 0, self.device.region(WINDOWS[1]).size)?;
+        let memory = self.map_memory()?;
         self.container().map(self.plan.interrupts.start, self.outbound.clone(), access)?;
         Ok(self.container().map(self.plan.memory.start, memory, access)?)
+    }
+
+    fn map_memory(&self) -> Result<Arc<MappedRegisters>, MetalError> {
+        Ok(self.device.map(WINDOWS[1], 0, self.device.region(WINDOWS[1]).size)?)
+    }
+
+    /// What a function of the machine reaches through it.
+    ///
+    /// # Errors
+    /// When the process has no descriptors or addresses left.
+    pub(crate) fn windows(&self) -> Result<BorrowerWindows, MetalError> {
+        Ok(BorrowerWindows {
+            container: self.container().clone(),
+            plan: self.plan.clone(),
+            interrupts: self.outbound.clone(),
+            memory: self.map_memory()?,
+            handle: self.memory()?,
+        })
     }
 
     /// Opens this end of the link: accesses of the other side arrive in the plan's inbound range, as far as something is

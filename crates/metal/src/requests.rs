@@ -27,6 +27,10 @@ pub enum FunctionRequest {
     Reset,
     /// Nobody at the borrower uses the function any more.
     Release,
+    /// The function reaches nothing but what is mapped from then on, or all of the window again.
+    Isolate(bool),
+    /// The mapping that the ring's page describes is made, or ended.
+    Map(bool),
 }
 
 /// Where the registers are that a borrower may ask to be written: offsets in configuration space, 0 for none.
@@ -117,6 +121,8 @@ impl RequestRing {
             }
             2 if what >> 8 == 0 && value == 0 => Some(FunctionRequest::Reset),
             3 => Some(FunctionRequest::Release),
+            4 if what >> 8 == 0 && value <= 1 => Some(FunctionRequest::Isolate(value == 1)),
+            5 if what >> 8 == 0 && value <= 1 => Some(FunctionRequest::Map(value == 1)),
             _ => None,
         }
     }
@@ -143,8 +149,17 @@ mod tests {
 
     #[test]
     fn requests_are_carried_out_in_their_order() {
-        let entries =
-            [write(4, 6), write(0x42, 0x8000), write(0x68, 0xffff), (2, 0), write(4, 2), (3, 0)];
+        let entries = [
+            write(4, 6),
+            write(0x42, 0x8000),
+            write(0x68, 0xffff),
+            (2, 0),
+            write(4, 2),
+            (4, 1),
+            (5, 1),
+            (5, 0),
+            (3, 0),
+        ];
         let mut requests = RequestRing::new(1 << 32 | 7, WRITABLE);
         let expected = [
             FunctionRequest::Master(true),
@@ -152,23 +167,34 @@ mod tests {
             FunctionRequest::DeviceControl(DEVICE_CONTROL_BITS),
             FunctionRequest::Reset,
             FunctionRequest::Master(false),
+            FunctionRequest::Isolate(true),
+            FunctionRequest::Map(true),
+            FunctionRequest::Map(false),
             FunctionRequest::Release,
         ];
         for (number, request) in (1..).zip(expected) {
-            assert_eq!(requests.next(6, ring(&entries)), Some(request));
-            assert_eq!(requests.next(6, ring(&entries)), Some(request), "it is not done yet");
+            assert_eq!(requests.next(9, ring(&entries)), Some(request));
+            assert_eq!(requests.next(9, ring(&entries)), Some(request), "it is not done yet");
             requests.done();
             assert_eq!(requests.progress(), (number, 0));
         }
-        assert_eq!(requests.next(6, ring(&entries)), None);
+        assert_eq!(requests.next(9, ring(&entries)), None);
     }
 
     #[test]
     fn what_is_not_the_borrowers_is_passed_over() {
-        let refused = [write(0x10, 0), write(0, 1), (1 | 4 << 8 | 4 << 16, 6), (9, 0), (2, 1)];
+        let refused = [
+            write(0x10, 0),
+            write(0, 1),
+            (1 | 4 << 8 | 4 << 16, 6),
+            (9, 0),
+            (2, 1),
+            (4, 2),
+            (5 | 1 << 16, 1),
+        ];
         let mut requests = RequestRing::new(7, WRITABLE);
-        assert_eq!(requests.next(5, ring(&refused)), None);
-        assert_eq!(requests.progress(), (5, 5));
+        assert_eq!(requests.next(7, ring(&refused)), None);
+        assert_eq!(requests.progress(), (7, 7));
         let none = Writable { msix_control: 0, device_control: 0 };
         let mut requests = RequestRing::new(7, none);
         assert_eq!(requests.next(1, ring(&[write(0, 6)])), None, "no register is at 0");
@@ -191,7 +217,7 @@ mod tests {
             for producer in producers {
                 let entry = |number: u32| {
                     let [kind, size, offset, value] = words[(number % RING_ENTRIES) as usize];
-                    let what = u32::from(kind % 4) | u32::from(size % 3) << 8 | u32::from(offset) << 16;
+                    let what = u32::from(kind % 7) | u32::from(size % 3) << 8 | u32::from(offset) << 16;
                     [number, what, value.into(), 7]
                 };
                 let mut steps = 0;

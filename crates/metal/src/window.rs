@@ -8,6 +8,8 @@ use rackbus_memory::{Access, SharedMemory};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::isolated::{MAPPED_MSI, MappingRequest};
+
 /// What a control area begins with.
 pub const MAGIC: u32 = 0x5355_4252;
 /// The version of the layout.
@@ -22,6 +24,8 @@ pub const RING_ENTRIES: u32 = 128;
 pub const HEARTBEAT_MS: u64 = 100;
 /// Where x86 takes interrupts as writes, 1 MiB.
 pub const MSI_ADDRESS: u64 = 0xfee0_0000;
+/// Bytes of that.
+pub const MSI_SIZE: u64 = 1 << 20;
 /// The flag of a window onto the borrower's memory that bypasses the borrower's own IOMMU.
 pub const DIRECT: u32 = 1;
 
@@ -35,6 +39,9 @@ pub(crate) const PRODUCER: usize = 0x00;
 pub(crate) const CONSUMER: usize = 0x40;
 const REFUSED: usize = 0x44;
 pub(crate) const ENTRIES: usize = 0x80;
+pub(crate) const MAPPING: usize = 0x900;
+/// What came of a request about a mapping, in its description.
+pub(crate) const RESULT: usize = 0x1c;
 
 /// Whether the function can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +107,22 @@ pub struct WindowHeader {
     ring_offset: U32,
     ring_entries: U32,
     doorbell: U32,
-    reserved: [U32; 6],
+    mappings: U32,
+    reserved: U32,
+    mapped_msi_base: U64,
+    more_reserved: [U32; 2],
     bars: [WindowBar; 6],
+}
+
+/// A mapping as the borrower describes it in the ring's page.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct WindowMapping {
+    iova: U64,
+    address: U64,
+    size: U64,
+    access: U32,
+    result: U32,
 }
 
 /// What differs from function to function.
@@ -119,6 +140,8 @@ pub struct Offer {
     pub msi_base: u64,
     /// The doorbell that the borrower rings.
     pub doorbell: u32,
+    /// How many mappings are made for the function while it is isolated; 0 where it cannot be.
+    pub mappings: u32,
     /// The BARs by number; flags of 0 for those that the function does not have.
     pub bars: [WindowBar; 6],
 }
@@ -140,7 +163,10 @@ impl Offer {
             ring_offset: (RING as u32).into(),
             ring_entries: RING_ENTRIES.into(),
             doorbell: self.doorbell.into(),
-            reserved: [U32::ZERO; 6],
+            mappings: self.mappings.into(),
+            reserved: U32::ZERO,
+            mapped_msi_base: MAPPED_MSI.into(),
+            more_reserved: [U32::ZERO; 2],
             bars: self.bars,
         }
     }
@@ -246,6 +272,22 @@ impl ControlArea {
         words.map_or([0; 4], |words| words.map(U32::get))
     }
 
+    /// The mapping that the borrower describes.
+    pub fn mapping(&self) -> MappingRequest {
+        let found: Option<WindowMapping> = self.ring.whole().read_obj(MAPPING);
+        found.map_or_else(MappingRequest::default, |it| MappingRequest {
+            iova: it.iova.get(),
+            address: it.address.get(),
+            size: it.size.get(),
+            access: it.access.get(),
+        })
+    }
+
+    /// Says what came of a request about a mapping: 0, or an error number. Before it is [consumed](ControlArea::consumed).
+    pub fn answer(&self, result: u32) {
+        self.ring.whole().store_u32(MAPPING + RESULT, result.to_le(), Ordering::Relaxed);
+    }
+
     /// Says how far the ring was carried out, and how many requests were passed over.
     pub fn consumed(&self, consumer: u32, refused: u32) {
         let whole = self.ring.whole();
@@ -272,14 +314,17 @@ mod tests {
             #include "rackbus_window.h"
             #define AT(field) (unsigned long)offsetof(struct rackbus_window_header, field)
             #define IN(field) (unsigned long)offsetof(struct rackbus_window_ring, field)
+            #define OF(field) (unsigned long)offsetof(struct rackbus_window_mapping, field)
             int main(void) {
                 printf("%lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu %lu ",
                     AT(epoch), AT(state), AT(heartbeat), AT(flags), AT(vectors), AT(dma_base), AT(dma_size),
                     AT(msi_base), AT(config_offset), AT(ring_offset), AT(ring_entries), AT(doorbell), AT(bars),
                     (unsigned long)sizeof(struct rackbus_window_header), (unsigned long)sizeof(struct rackbus_window_bar));
                 printf("%lu %lu %lu %lu ", IN(producer), IN(consumer), IN(refused), IN(entries));
-                printf("%u %u %u %u %u %u %u %u %u %u\n", RACKBUS_MAGIC, RACKBUS_VERSION, RACKBUS_PAGE,
-                    RACKBUS_HEARTBEAT_MS, RACKBUS_MSI_ADDRESS, RACKBUS_DIRECT, RACKBUS_BAR_PRESENT, RACKBUS_BAR_64,
+                printf("%lu %lu %lu %lu %lu %lu %lu %lu ", AT(mappings), AT(mapped_msi_base), IN(mapping),
+                    OF(address), OF(size), OF(access), OF(result), (unsigned long)sizeof(struct rackbus_window_mapping));
+                printf("%u %u %u %u %u %u %u %u %u %u %u\n", RACKBUS_MAGIC, RACKBUS_VERSION, RACKBUS_PAGE,
+                    RACKBUS_HEARTBEAT_MS, RACKBUS_MSI_ADDRESS, RACKBUS_MSI_SIZE, RACKBUS_DIRECT, RACKBUS_BAR_PRESENT, RACKBUS_BAR_64,
                     RACKBUS_BAR_PREFETCH, RACKBUS_MAX_REQUESTS);
                 return 0;
             }
@@ -314,6 +359,14 @@ mod tests {
             CONSUMER,
             REFUSED,
             ENTRIES,
+            offset_of!(WindowHeader, mappings),
+            offset_of!(WindowHeader, mapped_msi_base),
+            MAPPING,
+            offset_of!(WindowMapping, address),
+            offset_of!(WindowMapping, size),
+            offset_of!(WindowMapping, access),
+            RESULT,
+            size_of::<WindowMapping>(),
         ];
         let constants = [
             u64::from(MAGIC),
@@ -321,6 +374,7 @@ mod tests {
             PAGE as u64,
             HEARTBEAT_MS,
             MSI_ADDRESS,
+            MSI_SIZE,
             DIRECT.into(),
             BAR_PRESENT.into(),
             BAR_64.into(),
@@ -329,6 +383,7 @@ mod tests {
         ];
         let ours: Vec<u64> = ours.map(|at| at as u64).into_iter().chain(constants).collect();
         assert_eq!(found, ours);
+        assert_eq!(offset_of!(WindowMapping, result), RESULT);
         assert_eq!(offset_of!(WindowHeader, state), STATE);
         assert_eq!(offset_of!(WindowHeader, heartbeat), HEARTBEAT);
     }

@@ -32,9 +32,19 @@ pub enum RangeTarget {
     Memory(Arc<Region>),
     /// Registers of a function of this machine: whoever is in the container reaches that function's BAR.
     Registers(Arc<MappedRegisters>),
+    /// Bytes of such registers, from an offset on.
+    PartOfRegisters(Arc<MappedRegisters>, usize, u64),
 }
 
 impl RangeTarget {
+    /// `length` bytes of registers from `offset` on; `None` where there are not so many.
+    pub fn part(registers: &Arc<MappedRegisters>, offset: u64, length: u64) -> Option<RangeTarget> {
+        let (_, whole) = registers.span();
+        let end = offset.checked_add(length)?;
+        let offset = usize::try_from(offset).ok().filter(|_| end <= whole as u64)?;
+        Some(RangeTarget::PartOfRegisters(registers.clone(), offset, length))
+    }
+
     /// Where it is in this process, and its bytes.
     fn span(&self) -> (usize, u64) {
         match self {
@@ -42,6 +52,9 @@ impl RangeTarget {
             RangeTarget::Registers(registers) => {
                 let (at, length) = registers.span();
                 (at, length as u64)
+            }
+            RangeTarget::PartOfRegisters(registers, offset, length) => {
+                (registers.span().0 + offset, *length)
             }
         }
     }

@@ -75,7 +75,7 @@ pub struct VfioDevice {
     /// Closed before the group and the container.
     file: File,
     /// Its group, of which the container keeps the other reference.
-    _group: Arc<File>,
+    group: Arc<File>,
     container: Arc<Container>,
     facts: Facts,
     regions: Vec<RegionFacts>,
@@ -121,7 +121,7 @@ impl VfioDevice {
             irqs.push(kernel::irq_info(&file, index).unwrap_or(none));
         }
         let resets_itself = info.flags & DeviceInfoFlags::RESET.bits() != 0;
-        Ok(VfioDevice { file, _group: group, container, facts, regions, irqs, resets_itself })
+        Ok(VfioDevice { file, group, container, facts, regions, irqs, resets_itself })
     }
 
     /// What sysfs said of it when it was opened.
@@ -137,6 +137,12 @@ impl VfioDevice {
     /// The container that it is in.
     pub fn container(&self) -> &Arc<Container> {
         &self.container
+    }
+
+    /// Whether no other function of its group is open here.
+    pub fn is_alone_in_group(&self) -> bool {
+        // Its own reference, and the container's.
+        Arc::strong_count(&self.group) <= 2
     }
 
     /// A region by its number; one that is not there has no bytes.

@@ -1,15 +1,20 @@
-//! A borrower that floods its ring, and a function that is paused for another process.
+//! A borrower that floods its ring, a function that is paused for another process, and one that is isolated.
+
+mod isolated;
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::device::{BarMap, LentBars};
 use crate::plan::WindowRoom;
 use crate::room::LentRoom;
 use crate::saved::SavedDevice;
 use crate::window::{CONSUMER, ENTRIES, PRODUCER};
 
 const EPOCH: u64 = 7;
+const WINDOW: u64 = 1 << 20;
 const RESET: Duration = Duration::from_millis(20);
 
 /// A device whose resets take their time, or do not end while it hangs; how many it was asked for, and how many until its end
@@ -63,6 +68,16 @@ impl WindowDevice for SlowDevice {
 
 struct NoRanges;
 
+impl LentBars for NoRanges {
+    fn end_bars(&mut self) -> Result<(), MetalError> {
+        Ok(())
+    }
+
+    fn lend_bars(&mut self, _bars: Vec<BarMap>) -> Result<(), MetalError> {
+        Ok(())
+    }
+}
+
 impl LentRanges for NoRanges {
     fn ranges(&self) -> Vec<(u64, u64)> {
         Vec::new()
@@ -93,7 +108,7 @@ fn flooded() -> Flooded {
     let lent = (Box::new(device) as _, Box::new(NoRanges) as _, ControlArea::new().unwrap());
     let writable = Writable { msix_control: 0, device_control: 0 };
     let lost = Box::new(|_: &str| ());
-    let function = ControlledFunction::assemble(lent, writable, (0, EPOCH), lost).unwrap();
+    let function = ControlledFunction::assemble(lent, writable, (0, EPOCH, WINDOW), lost).unwrap();
     let function = Arc::new(function);
     let stop = Arc::<AtomicBool>::default();
     let (borrower, stopped) = (function.clone(), stop.clone());

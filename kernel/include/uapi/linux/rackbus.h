@@ -112,6 +112,7 @@ enum rackbus_reason {
 	RACKBUS_REASON_UNREACHABLE	= 4,	/* reads give all ones */
 	RACKBUS_REASON_TOLD		= 5,	/* RACKBUS_LOST */
 	RACKBUS_REASON_NTB		= 6,	/* the NTB was unbound */
+	RACKBUS_REASON_SILENT		= 7,	/* no answer about its memory */
 };
 
 struct rackbus_status {

@@ -1,0 +1,221 @@
+//! A function that is isolated for a user of its borrower's VFIO.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::device::not_lendable;
+use crate::isolated::IsolatedMapping;
+use crate::window::{MAPPING, RESULT};
+
+/// What a device was told.
+#[derive(Default)]
+struct DeviceRecord {
+    isolated: bool,
+    mapped: BTreeSet<u64>,
+    /// It refuses what it is told next.
+    fails: bool,
+    resets: u32,
+}
+
+struct IsolatingDevice(Arc<Mutex<DeviceRecord>>);
+
+impl WindowDevice for IsolatingDevice {
+    fn name(&self) -> String {
+        "isolating".to_owned()
+    }
+
+    fn cut(&self) -> bool {
+        false
+    }
+
+    fn set_master(&self, _on: bool) -> Result<(), MetalError> {
+        Ok(())
+    }
+
+    fn set_device_control(&self, _bits: u16) -> Result<(), MetalError> {
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), MetalError> {
+        locked(&self.0).resets += 1;
+        Ok(())
+    }
+
+    fn most_mappings(&self) -> u32 {
+        3
+    }
+
+    fn may_isolate(&self) -> Result<(), MappingRefusal> {
+        if locked(&self.0).fails { Err(MappingRefusal::Busy) } else { Ok(()) }
+    }
+
+    fn isolate(&self, on: bool, bars: &mut dyn LentBars) -> Result<(), MetalError> {
+        let mut record = locked(&self.0);
+        if record.fails {
+            return Err(not_lendable("isolating", "it is broken"));
+        }
+        bars.end_bars()?;
+        assert_ne!(record.isolated, on);
+        record.isolated = on;
+        record.mapped.clear();
+        bars.lend_bars(Vec::new())
+    }
+
+    fn map(&self, mapping: &IsolatedMapping) -> Result<(), MappingRefusal> {
+        let mut record = locked(&self.0);
+        assert!(record.isolated);
+        if record.fails {
+            return Err(MappingRefusal::Failed);
+        }
+        assert!(record.mapped.insert(mapping.iova));
+        Ok(())
+    }
+
+    fn unmap(&self, mapping: &IsolatedMapping) -> Result<(), MetalError> {
+        let mut record = locked(&self.0);
+        if record.fails {
+            return Err(not_lendable("isolating", "it does not end a mapping"));
+        }
+        assert!(record.mapped.remove(&mapping.iova));
+        Ok(())
+    }
+
+    fn trouble(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn save(&self) -> std::io::Result<SavedDevice> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// A borrower that asks by the ring, and the device that is lent to it.
+struct Asking {
+    function: ControlledFunction,
+    device: Arc<Mutex<DeviceRecord>>,
+    producer: u32,
+}
+
+const ISOLATE: u32 = 4;
+const MAP: u32 = 5;
+const RELEASE: u32 = 3;
+
+impl Asking {
+    fn new() -> Asking {
+        let device = Arc::<Mutex<DeviceRecord>>::default();
+        let lent = (
+            Box::new(IsolatingDevice(device.clone())) as _,
+            Box::new(NoRanges) as _,
+            ControlArea::new().unwrap(),
+        );
+        let writable = Writable { msix_control: 0, device_control: 0 };
+        let lost = Box::new(|_: &str| ());
+        let function = ControlledFunction::assemble(lent, writable, (0, EPOCH, WINDOW), lost);
+        Asking { function: function.unwrap(), device, producer: 0 }
+    }
+
+    /// What the lender answers; `None` where it takes the function away.
+    fn ask(&mut self, kind: u32, value: u32) -> Option<u32> {
+        let [_, (_, ring, _)] = self.function.area.parts();
+        let ring = ring.whole();
+        ring.store_u32(MAPPING + RESULT, u32::MAX, Ordering::Relaxed);
+        ring.write_obj(
+            ENTRIES + 16 * self.producer as usize,
+            &[self.producer, kind, value, EPOCH as u32],
+        );
+        self.producer += 1;
+        ring.store_u32(PRODUCER, self.producer, Ordering::Release);
+        match self.function.serve_some() {
+            ServeOutcome::Ended => None,
+            _ => ring.load_u32(MAPPING + RESULT, Ordering::Acquire),
+        }
+    }
+
+    fn map(&mut self, on: bool, [iova, address, pages]: [u64; 3]) -> Option<u32> {
+        let words = [iova * 4096, address * 4096, pages * 4096, 3];
+        let [_, (_, ring, _)] = self.function.area.parts();
+        ring.whole().write_obj(MAPPING, &words);
+        self.ask(MAP, on.into())
+    }
+
+    fn mapped(&self) -> Vec<u64> {
+        locked(&self.device).mapped.iter().map(|iova| iova / 4096).collect()
+    }
+}
+
+#[test]
+fn an_isolated_function_reaches_what_is_mapped_and_nothing_else() {
+    let mut asking = Asking::new();
+    let invalid = Some(MappingRefusal::Invalid.errno());
+    assert_eq!(asking.map(true, [0, 0, 1]), invalid, "it is not isolated");
+    assert_eq!(asking.map(false, [0, 0, 1]), invalid);
+    assert_eq!(asking.ask(ISOLATE, 0), invalid);
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.ask(ISOLATE, 1), invalid, "it is already");
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0));
+    assert_eq!(asking.map(true, [1, 0, 1]), Some(MappingRefusal::Taken.errno()));
+    assert_eq!(asking.map(true, [2, 255, 2]), Some(MappingRefusal::Beyond.errno()));
+    assert_eq!(asking.map(true, [2, 255, 1]), Some(0));
+    assert_eq!(asking.map(false, [0, 8, 1]), Some(MappingRefusal::NotMapped.errno()), "a half");
+    assert_eq!(asking.map(false, [0, 8, 2]), Some(0));
+    assert_eq!(asking.mapped(), [2]);
+    // It may be mapped again, and the mapping that the device refuses is none.
+    locked(&asking.device).fails = true;
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(MappingRefusal::Failed.errno()));
+    locked(&asking.device).fails = false;
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0));
+    assert_eq!(asking.map(true, [9, 8, 2]), Some(0));
+    assert_eq!(asking.map(true, [16, 8, 2]), Some(MappingRefusal::TooMany.errno()));
+    assert_eq!(asking.ask(ISOLATE, 0), Some(0));
+    assert!(asking.mapped().is_empty() && !locked(&asking.device).isolated);
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0), "nothing is left of before");
+}
+
+#[test]
+fn what_is_released_is_isolated_no_more() {
+    let mut asking = Asking::new();
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0));
+    let before = locked(&asking.device).resets;
+    asking.ask(RELEASE, 0).unwrap();
+    assert!(asking.mapped().is_empty() && !locked(&asking.device).isolated);
+    assert_eq!(locked(&asking.device).resets, before, "isolating it resets it");
+    assert!(asking.function.is_released());
+    asking.ask(RELEASE, 0).unwrap();
+    assert_eq!(locked(&asking.device).resets, before + 1);
+}
+
+#[test]
+fn an_isolated_function_is_not_passed_on() {
+    let mut asking = Asking::new();
+    let limit = Duration::from_secs(60);
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    let refused = asking.function.pause(limit).unwrap_err();
+    assert!(matches!(refused, MetalError::Isolated(_)), "{refused}");
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0), "it goes on");
+    assert_eq!(asking.ask(ISOLATE, 0), Some(0));
+    asking.function.pause(limit).unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_do_it_refuses_or_is_taken_away() {
+    let mut asking = Asking::new();
+    locked(&asking.device).fails = true;
+    assert_eq!(asking.ask(ISOLATE, 1), Some(MappingRefusal::Busy.errno()), "nothing has changed");
+    locked(&asking.device).fails = false;
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0));
+    // Memory that may be reached still, when it is somebody else's.
+    locked(&asking.device).fails = true;
+    assert_eq!(asking.map(false, [0, 8, 2]), None);
+    assert!(asking.function.status().trouble.is_some());
+    let mut asking = Asking::new();
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    locked(&asking.device).fails = true;
+    assert_eq!(asking.ask(ISOLATE, 0), None);
+}
