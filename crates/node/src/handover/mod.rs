@@ -67,6 +67,9 @@ pub enum HandOverError {
     /// A function in a host's own PCI tree is of no more use there, and its end waits for the node.
     #[error("{0} is being taken from its borrower")]
     TakenAway(String),
+    /// A function in a host's own PCI tree has a user by that host's VFIO, whose mappings only this process makes.
+    #[error("{0} is used by its borrower's vfio-pci: restart the node when that has released it")]
+    Isolated(String),
     /// An engine does not answer.
     #[error("{0} does not answer, most likely its storage or its lender hangs")]
     Hangs(String),

@@ -9,7 +9,7 @@ use rackbus_control::lease_span;
 use rackbus_lease::{Lender, Placement};
 use rackbus_link::Link;
 use rackbus_memory::{Gate, Stream};
-use rackbus_metal::{LoanState, SavedLoan};
+use rackbus_metal::{LoanState, MetalError, SavedLoan};
 use rackbus_pci::SaveError;
 use rackbus_pci::vfio_user::{RestingConversation, SavedSession};
 use tracing::Span;
@@ -132,7 +132,11 @@ impl LentFunctions {
             };
             // First, so that all interrupts of a model are among what is saved of it.
             let paused = lent.pause_in_window(self.patience / 10);
-            if paused.map_err(|_| HandOverError::Hangs(name.clone()))? {
+            let why = |error| match error {
+                MetalError::Isolated(_) => HandOverError::Isolated(name.clone()),
+                _ => HandOverError::Hangs(name.clone()),
+            };
+            if paused.map_err(why)? {
                 all.paused.push(lent.clone());
             }
             let from = attached.as_ref().map(|(.., at)| at.clone()).unwrap_or_default();

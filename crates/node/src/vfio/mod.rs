@@ -165,6 +165,22 @@ impl Physical {
         until_free(Instant::now() + limit, || rackbus_vfio::container::check_free(group))
     }
 
+    /// The function at `address`, lent in a window, with what counts meanwhile what the IOMMU refuses it.
+    fn watched_in_window(
+        &self,
+        address: PciAddress,
+        LentInWindow { offset, held }: LentInWindow,
+        stream: &Arc<dyn Stream>,
+    ) -> LentInWindow {
+        let (watched, refused) =
+            (WatchedEvents::faults_alone(), self.shared.counting_faults(&self.name));
+        // Its end is the window's to notice.
+        let watch = WatchThread::begin(Arc::new(watched), address, stream.clone(), |_| (), refused);
+        let unwatched = |error: &io::Error| tracing::warn!(device = self.name, %error, "the device cannot be watched");
+        let watch = watch.inspect_err(unwatched).ok();
+        LentInWindow { offset, held: Box::new((held, watch)) }
+    }
+
     /// Opens the function, alone in its container, and resets it.
     fn open(&self) -> Result<VfioDevice, VfioError> {
         let facts = self.take()?;
@@ -284,10 +300,11 @@ impl Lendable for Physical {
         stream: &Arc<dyn Stream>,
     ) -> io::Result<LentInWindow> {
         let facts = self.take().map_err(io::Error::other)?;
+        let address = facts.address;
         let lend = |window: &LentWindow, lost| window.lend(facts, &lending, epoch, lost);
         let lent = self.windows.lend_by(&self.name, borrower, stream, lend)?;
         self.shared.count();
-        Ok(lent)
+        Ok(self.watched_in_window(address, lent, stream))
     }
 
     fn revoke(&self) {
@@ -346,8 +363,9 @@ impl Lendable for Physical {
         *locked(&self.taken) = address;
         let facts = self.take().map_err(io::Error::other)?;
         let User { lending, stream, .. } = user;
-        let loan = (borrower, lent);
-        self.windows.lend_machine_again(&self.name, facts, &lending, loan, &stream)
+        let (address, loan) = (facts.address, (borrower, lent));
+        let lent = self.windows.lend_machine_again(&self.name, facts, &lending, loan, &stream)?;
+        Ok(self.watched_in_window(address, lent, &stream))
     }
 
     fn continues(&self, class: &str) -> bool {

@@ -165,6 +165,18 @@ impl MapsMemory for OpenedFunction {
 }
 
 impl Shared {
+    /// Counts what the IOMMU refuses the function.
+    pub(super) fn counting_faults(
+        self: &Arc<Shared>,
+        name: &str,
+    ) -> impl Fn(IommuFault) + Send + use<> {
+        let (device, shared) = (name.to_owned(), self.clone());
+        move |fault: IommuFault| {
+            tracing::warn!(device, %fault, "the IOMMU refused an access");
+            shared.refused(fault);
+        }
+    }
+
     /// Watches the function of a session, until that ends or the function is passed on.
     pub(super) fn watch(self: &Arc<Shared>, name: &str, opened: &Arc<OpenedFunction>) {
         let Some(watched) = &opened.watched else { return };
@@ -177,11 +189,7 @@ impl Shared {
                 opened.gone.store(true, Ordering::Release);
             }
         };
-        let (device, shared) = (name.to_owned(), self.clone());
-        let refused = move |fault: IommuFault| {
-            tracing::warn!(device, %fault, "the IOMMU refused an access");
-            shared.refused(fault);
-        };
+        let refused = self.counting_faults(name);
         let (address, user) = (opened.device.address(), opened.user.clone());
         match WatchThread::begin(watched.clone(), address, user, ended, refused) {
             Ok(watch) => *locked(&self.watch) = Some(watch),
