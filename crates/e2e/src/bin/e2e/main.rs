@@ -14,6 +14,7 @@ mod cycles;
 mod endings;
 mod firmware;
 mod guests;
+mod isolated;
 mod kernels;
 mod machines;
 mod memory;
@@ -59,9 +60,10 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 7] = [
+const ALONE: [Alone; 8] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
+    ("a program drives a drive of another host by its own host's vfio-pci", isolated::trixie),
     ("two hosts share memory and ring each other through a bridge in software", ntb_link::shared),
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),

@@ -42,7 +42,7 @@ const PRELUDE: &str = r#"
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// The lender's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
-const DRIVE: [&str; 2] =
+pub const DRIVE: [&str; 2] =
     ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
 
 /// A lender and a borrower.
@@ -60,11 +60,22 @@ pub struct MetalHosts {
 
 /// Starts hosts of which the lender has these devices on the block node `medium`.
 pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalHosts> {
+    start_with(dir, guest, devices, (VmIommu::default(), ""))
+}
+
+/// The same, with a borrower that has such an IOMMU, and this on its kernel's command line.
+pub fn start_with(
+    dir: &Path,
+    guest: GuestRelease,
+    devices: &[&str],
+    (iommu, append): (VmIommu, &str),
+) -> Result<MetalHosts> {
     let bridge = start_bridge(&dir.join("bridge"), &[])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
-    programs::collect(&files, &["rackbus"])?;
-    wrap(&files.join("bin"))?;
+    let programs = ["rackbus", "mapped", "physical"];
+    programs::collect(&files, &programs)?;
+    programs.iter().try_for_each(|program| wrap(&files.join("bin"), program))?;
     std::fs::copy(assets.kernel_module(guest)?, files.join("rackbus.ko"))?;
     let medium = dir.join("medium.img");
     std::fs::File::create(&medium)?.set_len(64 << 20)?;
@@ -84,6 +95,7 @@ pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalH
     let mut lender = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     let mut spec = bridge.machine(ENDS[1], guest);
     (spec.files, spec.cable, spec.cpus) = (Some(files), Some(far), 2);
+    (spec.iommu, spec.append) = (iommu, append.to_owned());
     let mut borrower = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     lender.booted()?;
     borrower.booted()?;
@@ -93,11 +105,11 @@ pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalH
     Ok(MetalHosts { bridge, lender, borrower, ntb, address, _switch: switch })
 }
 
-/// A program `rackbus` in this folder, which is the machines', whatever libraries they have.
-pub fn wrap(folder: &Path) -> Result<()> {
+/// A program in this folder, which is the machines', whatever libraries they have.
+pub fn wrap(folder: &Path, name: &str) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let program = folder.join("rackbus");
-    std::fs::write(&program, format!("#!/bin/sh\nexec {FILES}/run rackbus \"$@\"\n"))?;
+    let program = folder.join(name);
+    std::fs::write(&program, format!("#!/bin/sh\nexec {FILES}/run {name} \"$@\"\n"))?;
     Ok(std::fs::set_permissions(&program, Permissions::from_mode(0o755))?)
 }
 

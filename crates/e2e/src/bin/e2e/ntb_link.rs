@@ -36,7 +36,7 @@ fn start(dir: &Path) -> Result<LinkedHosts> {
     let tools = sisci::install_in(dir)?.join("bin");
     let files = dir.join("files");
     programs::collect(&files, &[tools.join(TOOL), beside("rackbus")?])?;
-    wrap(&files.join("bin"))?;
+    wrap(&files.join("bin"), "rackbus")?;
     let mut switch = SharedNetwork::new(SUBNET)?;
     let cables = [switch.cable()?, switch.cable()?];
     let address = cables[0].address();

@@ -1,0 +1,137 @@
+//! A host borrows another host's drive through a bridge, and a program there has it by that host's own `vfio-pci`: the drive
+//! reaches what the program has mapped, and nothing else of the host.
+
+use std::path::Path;
+
+use rackbus_e2e::Result;
+use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
+
+use crate::metal::{DRIVE, MetalHosts, explained, join, run, start_with};
+
+/// What the borrower's scripts have in common. The host has no interrupt remapping, which VFIO asks for.
+const BINDS: &str = r#"
+    device=/sys/bus/pci/devices/1ff00:00:00.0
+    bind() {
+        echo $1 >$device/driver_override
+        [ ! -e $device/driver ] || echo 1ff00:00:00.0 >$device/driver/unbind
+        echo 1ff00:00:00.0 >/sys/bus/pci/drivers_probe
+        [ $(basename $(readlink $device/driver)) = ${1:-nvme} ]
+    }
+    healthy() { dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e blocked.for; }; }
+    borrow() { until_ok rackbus borrow alpha/d0 --for beta --placement host; until_ok test -b /dev/nvme0n1; }
+"#;
+
+/// With Linux 6.12 at both hosts. The borrower has an IOMMU of its own, beside which the module's is; with `iommu=pt`, as a bridge
+/// in software passes by it.
+pub fn trixie(dir: &Path) -> Result<()> {
+    let iommu = (VmIommu::Translating, "iommu=pt");
+    let mut hosts = start_with(dir, GuestRelease::Trixie, &DRIVE, iommu)?;
+    let outcome = join(&mut hosts)
+        .and_then(|()| used(&mut hosts))
+        .and_then(|()| returned(&mut hosts))
+        .and_then(|()| lost(&mut hosts));
+    explained(&mut hosts, outcome)
+}
+
+/// A program writes and reads by VFIO. What it has not mapped, or not any more, the lender's IOMMU refuses, and the lender's
+/// node tells.
+fn used(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, .. } = hosts;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            borrow
+            write
+            modprobe -a vfio_iommu_type1 vfio-pci
+            [ $(cat $device/iommu_group/type) = identity ]
+            [ $(ls $device/iommu_group/devices | wc -l) = 1 ]
+            bind vfio-pci
+            refused mapped 1ff00:00:00.0 blocks
+            echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
+            mapped 1ff00:00:00.0 blocks
+            physical 1ff00:00:00.0 stray"
+        ),
+    )?;
+    told(lender, "0x1000000000")?;
+    run(borrower, &format!("{BINDS} mapped 1ff00:00:00.0 ended; healthy"))?;
+    told(lender, "0x400000000")
+}
+
+/// What the IOMMU refused at this address is an event.
+fn told(lender: &mut BareMetalMachine, address: &str) -> Result<()> {
+    let event = format!("rackbus events --kind fault | grep 'at {address}: not mapped'");
+    run(lender, &format!("until_ok sh -c \"{event}\"; {event}")).map(drop)
+}
+
+/// The host's own driver has the drive again, and all of what it had written; and a program after that, by another life of the
+/// lender's node.
+fn returned(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, .. } = hosts;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            bind ''
+            until_ok test -b /dev/nvme0n1
+            verify"
+        ),
+    )?;
+    run(lender, "rackbus restart alpha --program /mnt/files/bin/rackbus")?;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            verify
+            bind vfio-pci
+            mapped 1ff00:00:00.0 blocks
+            rackbus return alpha/d0
+            [ ! -e $device ]
+            borrow
+            verify
+            healthy"
+        ),
+    )
+    .map(drop)
+}
+
+/// The lender dies while a program has the drive: the program is told, and the drive is gone from the host when it ends.
+fn lost(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, .. } = hosts;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            bind vfio-pci
+            (mapped 1ff00:00:00.0 until-told >told 2>&1; echo $? >ended) &
+            until_ok grep busy told"
+        ),
+    )?;
+    run(
+        lender,
+        "refused rackbus restart alpha --program /mnt/files/bin/rackbus
+        grep vfio-pci refused
+        rackbus reach alpha/d0 >reached
+        grep -c 'memory lent by beta' reached
+        grep 'memory lent by beta' reached | { ! grep -v KiB; }
+        pkill -KILL -f 'files/rackbus node'",
+    )?;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            until_ok test -s ended
+            cat told
+            grep told told
+            until_ok gone
+            [ ! -e $device ]
+            rackbus events | tail -n 4
+            pkill -TERM -f 'files/rackbus node'
+            until_ok rmmod rackbus
+            healthy"
+        ),
+    )?;
+    // Its IOMMU went with the module, and comes with it.
+    borrower.load(&["rackbus"])?;
+    run(borrower, &format!("{BINDS} rmmod rackbus; healthy")).map(drop)
+}
