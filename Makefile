@@ -105,7 +105,7 @@ test-loom:
 # release build would take longer than it saves. Arithmetic that overflows ends a process here.
 # With the targets of tests, so that dependencies have the features that test-cargo has built them with.
 test-e2e: setup
-	@scripts/setup kernel trixie-backports system programs
+	@scripts/setup kernel trixie-backports system programs etcd
 	$(CARGO) build --workspace --all-targets
 	target/debug/demo examples/demo/rack.toml target/demo
 	target/debug/demo-sisci examples/sisci/guests.toml examples/sisci/hello.c target/demo-sisci

@@ -87,6 +87,8 @@ fn machines_by_number_are_a_rack_and_have_no_file_in_common() {
     assert_eq!(testbed.on("beta", &format!("cat {own}/beta/given")), "here");
     let others = testbed.on("beta", &format!("ls {own}"));
     assert_eq!(others.trim(), "beta", "of the testbed's folders");
+    // They know each other by their names.
+    testbed.on("beta", "grep -qx '10.66.0.2 alpha' /etc/hosts");
     let wrong = testbed.run(&["up", "9"]);
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(wrong.status.code() == Some(2) && said.contains("name 2 to 8"), "{said}");

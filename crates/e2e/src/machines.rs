@@ -20,10 +20,22 @@ impl MachineTestbed {
     /// # Errors
     /// When they do not come up: with what the command said.
     pub fn start(file: &Path) -> Result<MachineTestbed> {
+        MachineTestbed::start_with(file, &[])
+    }
+
+    /// The machines of the hosts of the rack in `file`, and these beside them, with nothing running on any.
+    ///
+    /// # Errors
+    /// When they are not made: with what the command said.
+    pub fn bare(file: &Path, machines: &[&str]) -> Result<MachineTestbed> {
+        MachineTestbed::start_with(file, &["--bare", &machines.join(",")])
+    }
+
+    fn start_with(file: &Path, more: &[&str]) -> Result<MachineTestbed> {
         let dir = std::env::temp_dir().join(format!("rb-{}", std::process::id()));
         let testbed = MachineTestbed { rackbus: beside("rackbus")?, dir };
         testbed.end_when_interrupted();
-        testbed.run(&["up", &file.display().to_string()])?;
+        testbed.run(&[&["up", &file.display().to_string()], more].concat())?;
         Ok(testbed)
     }
 
@@ -47,6 +59,15 @@ impl MachineTestbed {
         let command = arguments.join(" ");
         ensure!(output.status.success(), "rackbus testbed {command}: {}", said.trim());
         Ok(())
+    }
+
+    /// A shell's script on a machine, not started yet. Its process becomes the script's shell.
+    #[must_use]
+    pub fn script(&self, machine: &str, script: &str) -> Command {
+        let mut command = Command::new(&self.rackbus);
+        command.args(["testbed", "on", machine, "--dir"]).arg(&self.dir);
+        command.args(["--", "sh", "-ec", script]).stdin(Stdio::null());
+        command
     }
 
     /// The folder with a folder for each machine's files.

@@ -49,6 +49,7 @@ const NOTE: &str = "testbed.json";
 #[command(after_help = "Examples:
   rackbus testbed up 3            alpha, which has a drive, beta and gamma
   rackbus testbed up examples/machines/rack.toml
+  rackbus testbed up rack.toml --bare c1,c2,c3    these and the hosts, with nothing running on them
   rackbus testbed on beta -- rackbus borrow alpha/nvme0 --for beta
   rackbus testbed cut alpha       its cable is pulled
   rackbus testbed cut alpha --to beta             what alpha sends to beta is lost
@@ -72,6 +73,9 @@ enum Action {
         /// has a drive, beta and so on.
         #[arg(default_value = "rack.toml", value_name = "FILE|NUMBER")]
         file: PathBuf,
+        /// Start nothing, and have these machines in the place of the control plane's: `--bare c1,c2,c3`.
+        #[arg(long, value_name = "MACHINE,…", value_delimiter = ',')]
+        bare: Vec<String>,
     },
     /// Boot virtual machines that stand for physical hosts, each with its end of an NTB in software, until this ends.
     Metal(MetalArgs),
@@ -123,6 +127,9 @@ enum Action {
 struct Testbed {
     rack: String,
     machines: Vec<Machine>,
+    /// Whether it has no control plane and no nodes, but those that its user starts.
+    #[serde(default)]
+    is_bare: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -205,10 +212,18 @@ impl Testbed {
         }
     }
 
+    /// The file by which each machine knows all by their names.
+    fn hosts_file(&self) -> String {
+        let machines = self.machines.iter().map(|it| format!("{} {}\n", it.address, it.name));
+        ["127.0.0.1 localhost\n".to_owned()].into_iter().chain(machines).collect()
+    }
+
     /// Has `machine` run for as long as its first process does, which does nothing.
     fn begin(&self, dir: &Path, machine: &Machine) -> Result<i32, Failure> {
         let folder = dir.join(&machine.name);
         std::fs::create_dir_all(&folder).map_err(|cause| failed(cause.to_string()))?;
+        std::fs::write(folder.join(apart::HOSTS), self.hosts_file())
+            .map_err(|cause| failed(cause.to_string()))?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(&machine.name)]);
         command.args(apart::command(dir, &machine.name)?);
@@ -299,7 +314,7 @@ impl Args {
             return self.on_metal(&dir, output);
         }
         match &self.command {
-            Action::Up { file } => up(&dir, file, output).await,
+            Action::Up { file, bare } => up(&dir, file, bare, output).await,
             Action::Metal(_) if dir.join(NOTE).exists() => Err(taken(&dir)),
             Action::Metal(args) => args.run(&dir, output).await,
             Action::Down => {
@@ -364,16 +379,12 @@ fn done(output: &Output, machine: &str, what: &str) {
     });
 }
 
-async fn up(dir: &Path, asked: &Path, output: &Output) -> Result<(), Failure> {
+async fn up(dir: &Path, asked: &Path, bare: &[String], output: &Output) -> Result<(), Failure> {
     let (rack, text) = rack::asked_for(asked)?;
     if dir.join(NOTE).exists() {
         return Err(taken(dir));
     }
-    let reserved = [CONTROL_MACHINE, BRIDGE_MACHINE];
-    if let Some(host) = rack.hosts.iter().find(|host| reserved.contains(&host.name.as_str())) {
-        let error = format!("a machine of the testbed itself is named {}", host.name);
-        return Err(Failure::usage(error, "give the host another name"));
-    }
+    let names = rack::machine_names(&rack, bare)?;
     let bridge = Path::new("/run/netns").join(namespace(&rack.name, BRIDGE_MACHINE));
     if bridge.exists() {
         let error =
@@ -392,14 +403,17 @@ async fn up(dir: &Path, asked: &Path, output: &Output) -> Result<(), Failure> {
         return Err(Failure::new(error, remedy));
     }
     paths::make_private(dir)?;
-    let names = [CONTROL_MACHINE].into_iter().chain(rack.hosts.iter().map(|it| it.name.as_str()));
-    let machines = (1..).zip(names).map(|(number, name): (u32, &str)| Machine {
-        name: name.to_owned(),
+    let machines = (1..).zip(names).map(|(number, name): (u32, String)| Machine {
+        name,
         // The rack's network has others.
         address: format!("10.66.{}.{}", number / 250, number % 250),
         process: 0,
     });
-    let mut testbed = Testbed { rack: rack.name.clone(), machines: machines.collect() };
+    let mut testbed = Testbed {
+        rack: rack.name.clone(),
+        machines: machines.collect(),
+        is_bare: !bare.is_empty(),
+    };
     testbed.note(dir)?;
     let mut requests = process::EndRequests::listen();
     let outcome = tokio::select! {
@@ -430,6 +444,14 @@ async fn begin(
         return Err(failed("there are no machines"));
     };
     output.progress(&format!("{} machines, joined by a bridge", testbed.machines.len()));
+    if testbed.is_bare {
+        let addresses: serde_json::Map<_, _> =
+            testbed.machines.iter().map(|it| (it.name.clone(), json!(it.address))).collect();
+        output.result(&json!({ "machines": addresses }), |o| {
+            testbed.machines.iter().for_each(|it| o.line(&format!("{}: {}", it.name, it.address)));
+        });
+        return Ok(());
+    }
     // The rack file is the control plane's own.
     let own = dir.join(CONTROL_MACHINE).join("rack.toml");
     std::fs::write(own, text).map_err(|cause| failed(cause.to_string()))?;

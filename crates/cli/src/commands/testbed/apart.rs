@@ -1,6 +1,6 @@
 //! What a machine of a testbed sees of this machine's files. Its own folder is the only one of the testbed that is there, and
 //! in the place of those folders in which processes leave files for others, it has empty ones of its own. Programs are
-//! those of this machine.
+//! those of this machine. It knows the other machines by their names, from a file in its folder.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ use crate::output::Failure;
 
 /// Where those folders are set aside that are there all the same: the first of these below which none of them is.
 const ASIDE: [&str; 4] = ["/mnt", "/media", "/srv", "/opt"];
+
+/// The file in a machine's folder that it has for `/etc/hosts`.
+pub const HOSTS: &str = "hosts";
 
 /// Runs `$@` behind `--` in a mount namespace with folders of its own. $1: where others are set aside; $2: the testbed's
 /// folder, of which the machine $3 alone is left; $4: the user's home, or nothing; then folders that are there all the same.
@@ -41,6 +44,7 @@ while [ "$1" != -- ]; do
 done
 shift
 umount "$side"
+[ ! -e /etc/hosts ] || mount --bind "$own/hosts" /etc/hosts
 exec "$@""#;
 
 /// The program with its arguments that enters such a mount namespace, and an IPC namespace, for the machine in

@@ -2,8 +2,9 @@
 //! slow and loses packets, and it is mended.
 //!
 //! A machine's cable is a pair of interfaces: one in its own namespace, the other at the bridge. A slow cable has a
-//! token bucket at both; what exceeds the bucket's short queue is dropped, as in a switch whose ports are full. A cable
-//! that is pulled towards one machine is a route to nowhere, so that one direction can fail while the other works.
+//! token bucket at both; what exceeds the bucket's short queue is dropped, as in a switch whose ports are full. Where a cable
+//! is pulled towards one machine, that one drops what comes from there: one direction fails while the other works, and whoever
+//! sends has no error by which to notice it.
 
 use std::path::Path;
 
@@ -39,6 +40,9 @@ pub fn lay(testbed: &Testbed) -> Result<(), Failure> {
         ip(&format!("-n {own} addr add {}/16 dev eth0", machine.address))?;
         ip(&format!("-n {own} link set lo up"))?;
         ip(&format!("-n {own} link set eth0 up"))?;
+        // What a machine has for itself is looked up first otherwise, and dropped by no rule.
+        ip(&format!("-n {own} rule add pref 100 lookup local"))?;
+        ip(&format!("-n {own} rule delete pref 0"))?;
     }
     Ok(())
 }
@@ -64,8 +68,9 @@ pub fn cut_towards(dir: &Path, machine: &str, other: &str, output: &Output) -> R
         let error = format!("{machine} needs no cable to reach itself");
         return Err(Failure::usage(error, "name two machines"));
     }
-    let (own, route) = (testbed.namespace(&from.name), format!("{}/32", to.address));
-    run("ip", &["-n", &own, "route", "replace", "blackhole", &route])?;
+    // A second one would be refused.
+    let _ = run("ip", &drops(&testbed.namespace(&to.name), "delete", &from.address));
+    run("ip", &drops(&testbed.namespace(&to.name), "add", &from.address))?;
     let shown = json!({ "machine": from.name, "is": "cut off", "to": to.name });
     output.result(&shown, |o| o.line(&format!("{}: cut off towards {}", from.name, to.name)));
     Ok(())
@@ -109,8 +114,15 @@ fn unlimit(testbed: &Testbed, number: usize, machine: &str) {
 /// Takes away what [`slow`] and [`cut_towards`] have done, as far as they have.
 fn clear(testbed: &Testbed, number: usize, machine: &str) {
     unlimit(testbed, number, machine);
-    let own = testbed.namespace(machine);
-    let _ = run("ip", &["-n", &own, "route", "flush", "type", "blackhole"]);
+    let address = &testbed.machines[number].address;
+    for other in testbed.machines.iter().filter(|other| other.name != machine) {
+        let _ = run("ip", &drops(&testbed.namespace(&other.name), "delete", address));
+    }
+}
+
+/// What has ip(8) add or delete the rule by which the machine with this namespace drops what comes from `address`.
+fn drops<'a>(namespace: &'a str, action: &'a str, address: &'a str) -> [&'a str; 11] {
+    ["-n", namespace, "rule", action, "pref", "10", "iif", "eth0", "from", address, "blackhole"]
 }
 
 /// The largest packet that an interface passes on, in bytes.

@@ -15,6 +15,11 @@ use crate::{paths, process};
 pub async fn start(dir: &Path, machine: &str, output: &Output) -> Result<(), Failure> {
     let testbed = Testbed::load(dir)?;
     let (_, machine) = testbed.machine(machine)?;
+    if testbed.is_bare {
+        let error = format!("the testbed is bare: it has started nothing on {}", machine.name);
+        let remedy = format!("start it by `rackbus testbed on {} -- PROGRAM`", machine.name);
+        return Err(Failure::new(error, remedy));
+    }
     if machine.name == CONTROL_MACHINE {
         testbed.start_control(dir).await?;
     } else {

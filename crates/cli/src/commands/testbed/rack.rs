@@ -4,8 +4,9 @@ use std::path::Path;
 
 use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
+use rackbus_identity::Subject;
 
-use super::NAMES;
+use super::{BRIDGE_MACHINE, CONTROL_MACHINE, NAMES};
 use crate::commands::{misread, read_text};
 use crate::output::Failure;
 
@@ -27,6 +28,37 @@ pub fn asked_for(asked: &Path) -> Result<(Rack, String), Failure> {
     };
     let (rack, _) = parse_rack(&asked.display().to_string(), &text).map_err(misread)?;
     Ok((rack, text))
+}
+
+/// The names of a testbed's machines: that of the control plane, or those of `bare` where there are any, then the hosts'.
+///
+/// # Errors
+/// Wrong usage, where one is the testbed's own, cannot be a machine's name, or is there twice.
+pub fn machine_names(rack: &Rack, bare: &[String]) -> Result<Vec<String>, Failure> {
+    let reserved = [CONTROL_MACHINE, BRIDGE_MACHINE];
+    if let Some(host) = rack.hosts.iter().find(|host| reserved.contains(&host.name.as_str())) {
+        let error = format!("a machine of the testbed itself is named {}", host.name);
+        return Err(Failure::usage(error, "give the host another name"));
+    }
+    let hosts = rack.hosts.iter().map(|host| host.name.clone());
+    if bare.is_empty() {
+        return Ok([CONTROL_MACHINE.to_owned()].into_iter().chain(hosts).collect());
+    }
+    let mut names: Vec<String> = Vec::new();
+    for name in bare {
+        let is_taken = names.contains(name)
+            || reserved.contains(&name.as_str())
+            || rack.hosts.iter().any(|host| host.name == *name);
+        if is_taken || !Subject::Node(name.clone()).is_valid() {
+            let error = format!("no further machine can be named {name:?}");
+            let remedy =
+                "use lower-case letters, digits and `-`, and no name of another machine or host";
+            return Err(Failure::usage(error, remedy));
+        }
+        names.push(name.clone());
+    }
+    names.extend(hosts);
+    Ok(names)
 }
 
 /// The text of a rack file with so many hosts.
@@ -63,6 +95,19 @@ mod tests {
         for wrong in ["0", "1", "9", "99999999999999999999999"] {
             let refused = asked_for(Path::new(wrong)).unwrap_err();
             assert!(refused.usage && refused.remedy.contains("2 to 8"), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn bare_machines_have_names_of_their_own() {
+        let (rack, _) = asked_for(Path::new("2")).unwrap();
+        let named = |bare: &[&str]| {
+            machine_names(&rack, &bare.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(named(&[]).unwrap(), ["control", "alpha", "beta"]);
+        assert_eq!(named(&["c1", "c2"]).unwrap(), ["c1", "c2", "alpha", "beta"]);
+        for wrong in [&["c1", "c1"][..], &["alpha"], &["control"], &["bridge"], &["C1"], &[""]] {
+            assert!(named(wrong).unwrap_err().usage, "{wrong:?}");
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod accelerators;
 mod bridges;
+mod control_planes;
 mod controllers;
 mod crashes;
 mod cycles;
@@ -68,6 +69,7 @@ const ALONE: [Alone; 8] = [
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
     ("guests on two machines use a third one's network card and memory", machines::functions),
+    ("three machines' control planes and etcd are cut off and killed", control_planes::survive),
     ("a machine's systemd runs the package's control plane and node", packages::units),
 ];
 
