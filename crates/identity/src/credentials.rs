@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::authority::RACK;
-use crate::{Certified, Subject, now};
+use crate::{Certified, Subject, fingerprint, hex, now};
 
 /// Why credentials cannot be loaded or made.
 #[derive(Debug, thiserror::Error)]
@@ -74,8 +75,11 @@ impl CertificateRequest {
 #[derive(Clone)]
 pub struct Credentials {
     certified: Certified,
-    /// The certificate and the authority's, in PEM, and the key.
+    /// The certificate and those of the authorities, in PEM, and the key.
     text: (String, String),
+    /// The fingerprints of the authorities that are trusted, the one that made the certificate first.
+    authorities: Vec<String>,
+    verifier: Arc<dyn ClientCertVerifier>,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     open_server: Arc<ServerConfig>,
@@ -119,12 +123,20 @@ impl Credentials {
             CertificateDer::pem_slice_iter(certificates.as_bytes())
                 .collect::<Result<_, _>>()
                 .map_err(unusable)?;
-        let [own, authority] = &chain[..] else {
+        let [own, authority, others @ ..] = &chain[..] else {
             return Err(unusable("it is not one certificate with its authority's"));
         };
+        if others.len() > MOST_OTHERS {
+            return Err(unusable("a rack has not so many authorities"));
+        }
         let certified = Certified::of(own).ok_or_else(|| unusable("it names nobody of a rack"))?;
         let mut roots = RootCertStore::empty();
-        roots.add(authority.clone()).map_err(unusable)?;
+        for trusted in [authority].into_iter().chain(others) {
+            roots.add(trusted.clone()).map_err(unusable)?;
+        }
+        let authorities = chain[1..].iter().map(|it| hex(&fingerprint(it))).collect();
+        // Whoever trusts another authority only has no use for that one's certificate.
+        let shown = vec![own.clone(), authority.clone()];
         let roots = Arc::new(roots);
         let provider = Arc::new(default_provider());
         let secret = || PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unusable);
@@ -132,17 +144,20 @@ impl Credentials {
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
             .with_root_certificates(roots.clone())
-            .with_client_auth_cert(chain.clone(), secret()?)
+            .with_client_auth_cert(shown.clone(), secret()?)
             .map_err(unusable)?;
-        let server = |open: bool| {
+        let verifier = |open: bool| {
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
             let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
+            verifier.build().map_err(unusable)
+        };
+        let server = |open: bool| {
             let mut config = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(unusable)?
-                .with_client_cert_verifier(verifier.build().map_err(unusable)?)
-                .with_single_cert(chain.clone(), secret()?)
+                .with_client_cert_verifier(verifier(open)?)
+                .with_single_cert(shown.clone(), secret()?)
                 .map_err(unusable)?;
             // A session that is taken up again is not verified again, and would outlive its certificate.
             config.send_tls13_tickets = 0;
@@ -150,7 +165,8 @@ impl Credentials {
         };
         let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));
         let text = (certificates_of(certificates), key_of(key));
-        Ok(Credentials { certified, text, client: Arc::new(client), server, open_server })
+        let (verifier, client) = (verifier(false)?, Arc::new(client));
+        Ok(Credentials { certified, text, authorities, verifier, client, server, open_server })
     }
 
     /// Whom they are of.
@@ -161,6 +177,28 @@ impl Credentials {
     /// What the certificate says.
     pub fn certified(&self) -> &Certified {
         &self.certified
+    }
+
+    /// The fingerprints of the authorities that they trust, the one that made the certificate first.
+    pub fn authorities(&self) -> &[String] {
+        &self.authorities
+    }
+
+    /// Whether they are what would be given out now by a rack with the authorities of these fingerprints, the one that makes
+    /// certificates first. Where none is named, that is not known, and they are.
+    pub fn are_of(&self, authorities: &[String]) -> bool {
+        let trusted = |it: &String| self.authorities.contains(it);
+        authorities.first().is_none_or(|first| {
+            self.authorities.first() == Some(first)
+                && self.authorities.len() == authorities.len()
+                && authorities.iter().all(trusted)
+        })
+    }
+
+    /// Whether somebody would be let in now who shows this chain, by its certificates alone.
+    pub fn let_in(&self, chain: &[CertificateDer<'_>]) -> bool {
+        let Some((own, others)) = chain.split_first() else { return false };
+        self.verifier.verify_client_cert(own, others, UnixTime::now()).is_ok()
     }
 
     /// The name of the rack, as its authority has it; nothing where that has none.
@@ -197,7 +235,9 @@ impl Credentials {
     }
 }
 
-/// The file with a certificate, its authority's, and the key.
+/// Authorities that are trusted beside the one that made a certificate, at most: that which is to come or that which was.
+const MOST_OTHERS: usize = 4;
+/// The file with a certificate, those of the authorities, and the key.
 const FILE: &str = "identity.pem";
 
 /// The parts of a PEM text between lines of this kind.

@@ -7,6 +7,7 @@
 //! time.
 
 mod authority;
+mod bundle;
 mod certified;
 mod credentials;
 mod handshakes;
@@ -19,6 +20,7 @@ mod versions;
 use rustls::pki_types::CertificateDer;
 
 pub use authority::{AuthorityError, CertificateAuthority};
+pub use bundle::{AuthorityBundle, fingerprint_of, issuer_of};
 pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, Serial, now};
 pub use credentials::{CertificateRequest, Credentials, CredentialsError, write_private};
 pub use handshakes::{Handshake, Handshakes, has_spoken};

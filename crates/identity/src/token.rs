@@ -220,6 +220,11 @@ impl Tokens {
         Tokens { shelf, authority }
     }
 
+    /// From now on they are of the authority with this fingerprint. What was made before is of no more use.
+    pub fn set_authority(&mut self, authority: [u8; 32]) {
+        self.authority = authority;
+    }
+
     /// A new one, which `bearer` may use once within `time`. Where the request for it has an idempotency `key`, one
     /// that was made under the same key for the same is of no more use: its answer was lost.
     ///
