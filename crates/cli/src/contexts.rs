@@ -275,7 +275,8 @@ impl RackContext {
         Credentials::load(&self.folder).map_err(unusable)?.ok_or_else(none)
     }
 
-    /// A client of the rack's control plane, as the user; the certificate is renewed if it is time for that.
+    /// A client of the rack's control plane, as the user; the certificate is renewed if it is time for that, or the rack has
+    /// other authorities than it was made by.
     ///
     /// # Errors
     /// When the certificate is of no more use.
@@ -290,9 +291,13 @@ impl RackContext {
             );
             return Err(Failure::new(error, AGAIN));
         }
-        if credentials.is_due() {
+        let of_rack = match credentials.is_due() {
+            true => Vec::new(),
+            false => self.authorities(&credentials).await,
+        };
+        if credentials.is_due() || !credentials.are_of(&of_rack) {
             // Where that fails, the one that there is does for now.
-            match tokio::time::timeout(RENEWAL, self.renewed()).await {
+            match tokio::time::timeout(RENEWAL, self.renewed(&of_rack)).await {
                 Ok(Ok(renewed)) => credentials = renewed.unwrap_or(credentials),
                 Ok(Err(failure)) => self.not_renewed(&credentials, &failure.error),
                 Err(_) => {
@@ -301,6 +306,13 @@ impl RackContext {
             }
         }
         Ok(self.client_of(&credentials))
+    }
+
+    /// The authorities that the rack has now, as far as its control plane says that in time.
+    async fn authorities(&self, credentials: &Credentials) -> Vec<String> {
+        let client = self.client_of(credentials);
+        let asked = tokio::time::timeout(RENEWAL, client.authorities()).await;
+        asked.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     fn client_of(&self, credentials: &Credentials) -> ControlClient {
@@ -323,11 +335,11 @@ impl RackContext {
     }
 
     /// The next certificate, and where the control planes are now. Nothing where another process gets it just now.
-    async fn renewed(&self) -> Result<Option<Credentials>, Failure> {
+    async fn renewed(&self, of_rack: &[String]) -> Result<Option<Credentials>, Failure> {
         let lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
         let Some(_lock) = lock else { return Ok(None) };
         let current = self.credentials()?;
-        if !current.is_due() {
+        if !current.is_due() && current.are_of(of_rack) {
             return Ok(Some(current));
         }
         let client = self.client_of(&current);

@@ -19,6 +19,10 @@ pub fn address_of(url: &str) -> Result<String, Failure> {
     address.filter(has_port).map(str::to_owned).ok_or_else(wrong)
 }
 
+/// What is done about a certificate that is not of the authority which a token names.
+pub const OTHER_TOKEN: &str = "the token is another rack's, or was made before the rack's certificate authority was replaced: \
+                               make another";
+
 /// Why a control plane on another machine did not do what it was asked for; `again` is what to do about a certificate
 /// that it refuses.
 pub fn not_reached(error: ControlClientError, again: &str) -> Failure {

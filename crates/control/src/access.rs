@@ -16,7 +16,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rackbus_identity::{Certified, Person, Role, Subject};
+use rackbus_identity::{Certified, Person, Role, Serial, Subject};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -160,6 +160,16 @@ impl ApiPeer {
         problem("forbidden", error, remedy)
     }
 
+    /// The number of the certificate that it shows.
+    fn serial(&self) -> Option<&Serial> {
+        match self {
+            ApiPeer::Node(_, Some(certified)) | ApiPeer::Person(_, certified) => {
+                Some(&certified.serial)
+            }
+            _ => None,
+        }
+    }
+
     /// Who it is, for the events.
     pub fn asker(&self) -> RequestOrigin {
         let of = |role: &str, user: Option<&String>, host: Option<&str>| RequestOrigin {
@@ -249,6 +259,9 @@ pub async fn check(
     let what = format!("{} {}", request.method(), request.uri().path());
     let decided = peer.decide(request.method(), request.uri().path());
     let decided = decided.and_then(|()| check_request(VERSIONS, request.headers()));
+    if let (Ok(_), Some(serial)) = (&decided, peer.serial()) {
+        service.note_shown(serial).await;
+    }
     let mut response = match decided {
         Err(refused) => refused.into_response(),
         Ok(_) => ASKER.scope(asker.clone(), next.run(request)).await,
@@ -320,8 +333,12 @@ mod tests {
     const DEVICES: &str = "local control administrator operator node";
     const OPERATE: &str = "local control administrator operator";
     const ADMINISTRATE: &str = "local control administrator";
-    const MAY: [(&str, &str); 41] = [
+    const MAY: [(&str, &str); 45] = [
         ("GET /v1/status", READ),
+        ("GET /v1/authorities", READ),
+        ("GET /v1/authorities/status", ADMINISTRATE),
+        ("POST /v1/authorities", ADMINISTRATE),
+        ("POST /v1/authorities/retire", ADMINISTRATE),
         ("GET /v1/control", READ),
         ("GET /v1/devices", READ),
         ("GET /v1/path", READ),

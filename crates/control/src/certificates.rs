@@ -15,6 +15,7 @@ use rackbus_identity::{
     Certified, Person, Revocation, RevocationList, Revocations, Revoked, Role, Subject, now,
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use crate::answers::KeyedChange;
@@ -23,7 +24,7 @@ use crate::blocking::blocking;
 use crate::client::{ControlClient, ControlClientError};
 use crate::http::key;
 use crate::machines::RackAdmission;
-use crate::register::RegisterOutcome;
+use crate::register::{AuthoritySet, RegisterOutcome};
 use crate::service::{Service, problem};
 
 /// The longest that an answer waits for something new.
@@ -155,18 +156,40 @@ struct FollowQuery {
     /// How long to wait for a later one, in milliseconds, at most half a minute.
     #[serde(default)]
     wait_ms: u64,
+    /// The fingerprints of the certificate authorities that are known, with commas between them.
+    #[serde(default)]
+    authorities: Option<String>,
 }
 
-/// What is revoked, by nodes to be looked at: `version`, and `revoked`, a list. Answers when the version is another one
-/// than that which is known, or the time is over.
+/// What whoever follows is told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FollowedIdentity {
+    /// All that is revoked.
+    #[serde(flatten)]
+    pub list: RevocationList,
+    /// The fingerprints of the rack's certificate authorities, the one that signs first. A control plane that is older says
+    /// none.
+    #[serde(default)]
+    pub authorities: Vec<String>,
+}
+
+/// What is revoked, by nodes to be looked at: `version`, and `revoked`, a list; and `authorities`, the fingerprints of the
+/// certificate authorities that are trusted, the one that signs first. Answers when the version or these are others than
+/// those that are known, or the time is over.
 #[utoipa::path(get, path = "/v1/revocations", params(FollowQuery),
     responses((status = 200, body = Object)))]
 async fn revocations(
     State(admission): Shared,
     Query(query): Query<FollowQuery>,
-) -> Json<RevocationList> {
+) -> Result<Json<FollowedIdentity>, ApiError> {
     let wait = Duration::from_millis(query.wait_ms).min(LONGEST_WAIT);
-    Json(admission.service().revocations_after(query.after, wait).await)
+    let are_known = |set: Option<&AuthoritySet>| {
+        let now = admission.bundle(set).map(|it| it.fingerprints().join(","));
+        query.authorities.as_ref().is_none_or(|known| now.is_ok_and(|now| now == *known))
+    };
+    let list = admission.service().revocations_after(query.after, are_known, wait).await;
+    let (bundle, _) = admission.authorities()?;
+    Ok(Json(FollowedIdentity { list, authorities: bundle.fingerprints().to_vec() }))
 }
 
 /// What of the OpenAPI document is about certificates.
@@ -202,36 +225,49 @@ impl ControlClient {
         self.change(Method::POST, "/v1/revocations", asked).await
     }
 
-    /// What is revoked, when that is another version than `after`, or `wait` is over.
+    /// What is revoked, and which authorities there are, when that is another version than `after`, these are others than
+    /// `authorities` (fingerprints), or `wait` is over.
     ///
     /// # Errors
     /// [`ControlClientError`].
     pub async fn revocations(
         &self,
         after: u64,
+        authorities: &[String],
         wait: Duration,
-    ) -> Result<RevocationList, ControlClientError> {
-        self.get(&format!("/v1/revocations?after={after}&wait_ms={}", wait.as_millis())).await
+    ) -> Result<FollowedIdentity, ControlClientError> {
+        let (wait, authorities) = (wait.as_millis(), authorities.join(","));
+        let path =
+            format!("/v1/revocations?after={after}&wait_ms={wait}&authorities={authorities}");
+        self.get(&path).await
     }
 }
 
-/// Learns what is revoked, for as long as the process lives; `learned` is told of what is new, and may wait for files.
+/// Learns what is revoked, and which certificate authorities there are, for as long as the process lives; `learned` is told of
+/// revocations that are new, and may wait for files.
 pub async fn follow(
     client: ControlClient,
     known: Revocations,
+    authorities: watch::Sender<Vec<String>>,
     learned: impl Fn(&RevocationList) + Clone + Send + 'static,
 ) {
     loop {
         let (version, limit) = (known.list().version, FOLLOWED + AGAIN);
-        let asked = client.revocations(version, FOLLOWED);
+        let trusted = authorities.borrow().clone();
+        let asked = client.revocations(version, &trusted, FOLLOWED);
         match tokio::time::timeout(limit, asked).await {
-            Ok(Ok(list)) => {
+            Ok(Ok(FollowedIdentity { list, authorities: told })) => {
+                let is_other = authorities.send_if_modified(|known| {
+                    let is_other = *known != told;
+                    *known = told;
+                    is_other
+                });
                 if known.learn(&list, now()) {
                     let (version, revoked) = (list.version, list.revoked.len());
                     tracing::info!(version, revoked, "the list of revocations has changed");
                     let (learned, list) = (learned.clone(), known.list());
                     blocking(move || learned(&list)).await;
-                } else if list.version <= version {
+                } else if list.version <= version && !is_other {
                     // Whoever answered at once, though it has nothing new, is not asked without end.
                     tokio::time::sleep(AGAIN).await;
                 }

@@ -33,7 +33,10 @@ use crate::leaders::IDEMPOTENCY_KEY;
 use crate::leadership::serving::ControlStatus;
 use crate::service::{Service, problem};
 use crate::versions::{AnyMessages, NotUnderstood};
-use crate::{certificates, compositions, levels, machines, offers, people, said, shares, together};
+use crate::{
+    authorities, certificates, compositions, levels, machines, offers, people, said, shares,
+    together,
+};
 
 type Shared = State<Arc<Service>>;
 
@@ -95,6 +98,7 @@ pub fn openapi() -> String {
     document.merge(machines::Document::openapi());
     document.merge(people::Document::openapi());
     document.merge(certificates::Document::openapi());
+    document.merge(authorities::Document::openapi());
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
@@ -116,7 +120,7 @@ impl IntoResponse for ApiError {
             | "no_way" => StatusCode::NOT_FOUND,
             "none_free" | "implausible_term" | "shared" | "level_refused" | "exists"
             | "in_rack_file" | "held" | "returning" | "queued" | "withdrawn" | "over"
-            | "too_many" | "cannot_restart" => StatusCode::CONFLICT,
+            | "too_many" | "cannot_restart" | "rotation" => StatusCode::CONFLICT,
             "key_reused" | "contradiction" | "inseparable" | "no_window" | "bad_time" => {
                 StatusCode::UNPROCESSABLE_ENTITY
             }

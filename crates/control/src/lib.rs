@@ -15,6 +15,7 @@
 //! * [`usage`]: what a lease used, and how far it got what it was promised.
 //! * [`access`]: who asks, and what it may. [`machines`]: the API for other machines, over TLS. [`people`]: how people
 //!   get in. [`register`]: which certificates there are, and which are revoked; [`certificates`]: as the API has them.
+//!   [`authorities`]: the rack's certificate authority is replaced, as the API has it.
 //! * [`metrics`]: what is counted, for Prometheus.
 //! * [`node`]: what a node answers at its own socket. [`reach`]: who reaches what.
 //! * [`said`]: what is said to nodes, with the leader's term.
@@ -24,6 +25,7 @@
 pub mod access;
 pub mod answers;
 pub mod api;
+pub mod authorities;
 mod blocking;
 pub mod certificates;
 pub mod client;

@@ -34,7 +34,7 @@ use crate::events::Draft;
 use crate::http::{OwnUsers, bare_routes, key, listen_at, serve_on};
 use crate::leaders::{Leaders, TlsSource};
 use crate::service::{Service, problem};
-use crate::{certificates, people};
+use crate::{authorities, certificates, people};
 
 /// How long somebody may take to be known.
 const HANDSHAKE: Duration = Duration::from_secs(3);
@@ -204,6 +204,7 @@ pub fn all_routes(service: Arc<Service>, joining: Arc<Joining>) -> Router {
         .route("/v1/rack", get(rack))
         .merge(people::routes())
         .merge(certificates::routes())
+        .merge(authorities::routes())
         .with_state(Arc::new(admission));
     let all = bare_routes(service.clone()).merge(entering);
     all.layer(axum::middleware::from_fn_with_state(service, access::check))

@@ -1,16 +1,19 @@
-//! `rackbus control`: the control plane, in the foreground. `up` starts it. [`cluster`]: one of several.
+//! `rackbus control`: the control plane, in the foreground. `up` starts it. [`cluster`]: one of several. [`ca`]: its certificate authority.
 //! [`moving`]: its state as a whole. [`status`]: which of several leads.
 
+mod ca;
 mod cluster;
 mod moving;
 mod status;
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
+use rackbus_control::authorities::{self, ControlPlanesSource, KnownAuthorities};
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::{MetricsSource, serve_on};
+use rackbus_control::register::AuthoritySet;
 use rackbus_control::service::{IsNode, ReadFile};
 use rackbus_control::{Service, ServiceOptions, serve};
 use rackbus_devices::class::parse_rack;
@@ -18,6 +21,7 @@ use rackbus_fabric::rack::Rack;
 use rackbus_identity::{CertificateAuthority, Renewed, Subject, Tokens};
 use rackbus_lease::Config;
 use rackbus_link::presence::{holder, node_file};
+use tokio::sync::watch;
 
 use crate::Common;
 use crate::commands::metrics::check_address;
@@ -70,6 +74,9 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    /// Replace the rack's certificate authority, step by step.
+    #[command(subcommand)]
+    Ca(ca::AuthorityCommand),
     Status(status::Args),
     Migrate(moving::MigrateArgs),
     Backup(moving::BackupArgs),
@@ -86,6 +93,7 @@ enum StoreKind {
 impl Args {
     pub async fn run(&self, common: &Common, output: &Output) -> Result<(), Failure> {
         match &self.command {
+            Some(Command::Ca(command)) => command.run(common, output).await,
             Some(Command::Status(args)) => args.run(common, output).await,
             Some(Command::Migrate(args)) => args.run(common, output).await,
             Some(Command::Backup(args)) => args.run(common, output).await,
@@ -158,7 +166,9 @@ impl Args {
             match self.listen {
                 None => serve(service, &socket).await.map_err(|error| failed(error.to_string())),
                 Some(listen) => {
-                    let machines = Machines::open(&rack, text, &running.state_dir, listen).await?;
+                    let stored = service.authorities();
+                    let state_dir = &running.state_dir;
+                    let machines = Machines::open(&rack, text, state_dir, listen, stored).await?;
                     let Machines { listener, joining, credentials } = machines;
                     let revocations = service.revocations().clone();
                     let routes = machines::all_routes(service, joining);
@@ -205,6 +215,7 @@ impl Machines {
         text: String,
         state_dir: &Path,
         listen: SocketAddr,
+        stored: watch::Receiver<Option<AuthoritySet>>,
     ) -> Result<Machines, Failure> {
         let hosts = certified_hosts(rack)?;
         let folder = state_dir.join("identity");
@@ -212,17 +223,20 @@ impl Machines {
         let failed = |error: String| Failure::new(error, "see to the state directory");
         let authority =
             CertificateAuthority::open(&folder, &rack.name).map_err(|e| failed(e.to_string()))?;
-        let own = authority.issue(&Subject::Control).map_err(|e| failed(e.to_string()))?;
+        let known = KnownAuthorities::new(&authority).map_err(|e| failed(e.to_string()))?;
+        let known = Arc::new(known);
+        let credentials = own_credentials(&known, stored.borrow().as_ref())?;
         let tokens = Tokens::open(&folder, authority.fingerprint());
         let tokens = tokens.map_err(|e| failed(e.to_string()))?;
-        let credentials = Arc::new(RwLock::new(own));
-        let (certificate, key) = authority.pem();
-        let again =
-            CertificateAuthority::from_pem(certificate, &key).map_err(|e| failed(e.to_string()))?;
-        tokio::spawn(renew(again, credentials.clone()));
-        let joining = Arc::new(Joining::new(authority, tokens, hosts, text));
+        tokio::spawn(authorities::renew(known.clone(), stored, credentials.clone()));
         let listener = listen_at(listen).await?;
-        Ok(Machines { listener, joining, credentials })
+        let own = own_address(&listener);
+        let source = ControlPlanesSource {
+            addresses: Arc::new(move || own.iter().cloned().collect()),
+            tls: machines::tls_of(&credentials),
+        };
+        let joining = Joining::new(known, tokens, hosts, text).with_control_planes(source);
+        Ok(Machines { listener, joining: Arc::new(joining), credentials })
     }
 }
 
@@ -245,18 +259,25 @@ async fn listen_at(listen: SocketAddr) -> Result<tokio::net::TcpListener, Failur
     })
 }
 
-/// Renews the control plane's own certificate.
-async fn renew(authority: CertificateAuthority, credentials: Renewed) {
-    loop {
-        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
-        let due = credentials.read().unwrap_or_else(PoisonError::into_inner).is_due();
-        if due {
-            match authority.issue(&Subject::Control) {
-                Ok(next) => *credentials.write().unwrap_or_else(PoisonError::into_inner) = next,
-                Err(error) => tracing::error!(%error, "the certificate was not renewed"),
-            }
-        }
+/// Where this machine reaches what listens there.
+fn own_address(listener: &tokio::net::TcpListener) -> Option<String> {
+    let mut own = listener.local_addr().ok()?;
+    if own.ip().is_unspecified() {
+        own.set_ip(if own.is_ipv4() { [127, 0, 0, 1].into() } else { Ipv6Addr::LOCALHOST.into() });
     }
+    Some(own.to_string())
+}
+
+/// The control plane's own credentials in a rack with these authorities.
+fn own_credentials(
+    known: &KnownAuthorities,
+    stored: Option<&AuthoritySet>,
+) -> Result<Renewed, Failure> {
+    let own = known.bundle(stored).and_then(|bundle| bundle.issue(&Subject::Control));
+    let own = own.map_err(|error| {
+        Failure::new(error.to_string(), "see to the store: the rack's authority is in it")
+    })?;
+    Ok(Arc::new(RwLock::new(own)))
 }
 
 /// Serves the metrics at a network address, if one is named.

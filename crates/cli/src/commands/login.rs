@@ -10,7 +10,7 @@ use crate::Common;
 use crate::commands::context::described;
 use crate::contexts::{self, AGAIN, ContextStore, Noted, unusable};
 use crate::output::{Failure, Output};
-use crate::remote::{address_of, not_reached};
+use crate::remote::{OTHER_TOKEN, address_of, not_reached};
 
 /// Log in to a rack whose control plane is on other machines, with a token that an administrator has made. The rack
 /// becomes a context, which is the current one from then on.
@@ -48,7 +48,7 @@ impl Args {
         let request = CertificateRequest::new().map_err(unusable)?;
         let asked = LoginRequest { token: token.to_string(), request: request.text().to_owned() };
         let client = ControlClient::with_tls(&servers, joining_config(&token));
-        let failed = |error| not_reached(error, AGAIN);
+        let failed = |error| not_reached(error, OTHER_TOKEN);
         let certificates = client.login(&asked).await.map_err(failed)?;
         let credentials = request.answered(&certificates).map_err(unusable)?;
         // The token is used up: what it was exchanged for is kept before anything else can fail.

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod authority;
 mod history;
 mod moving;
 mod partitions;

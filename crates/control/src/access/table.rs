@@ -37,7 +37,7 @@ const fn entry(method: &'static str, path: &'static str, need: Need) -> AccessEn
 }
 
 /// All requests, each with what is needed for it.
-pub const TABLE: [AccessEntry; 41] = [
+pub const TABLE: [AccessEntry; 45] = [
     entry("GET", "/v1/status", Need::Read),
     entry("GET", "/v1/control", Need::Read),
     entry("GET", "/v1/devices", Need::Read),
@@ -76,6 +76,10 @@ pub const TABLE: [AccessEntry; 41] = [
     entry("POST", "/v1/join", Need::Token),
     entry("POST", "/v1/login", Need::Token),
     entry("POST", "/v1/renew", Need::Certificate),
+    entry("GET", "/v1/authorities", Need::Read),
+    entry("GET", "/v1/authorities/status", Need::Administrate),
+    entry("POST", "/v1/authorities", Need::Administrate),
+    entry("POST", "/v1/authorities/retire", Need::Administrate),
     entry("GET", "/v1/certificates", Need::Administrate),
     entry("GET", "/v1/revocations", Need::Read),
     entry("POST", "/v1/revocations", Need::Administrate),

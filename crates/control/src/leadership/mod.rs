@@ -5,8 +5,9 @@
 //! * [`candidate`]: a process that does what the core says.
 //! * [`tenure`]: a leadership as its store and its API see it.
 //! * [`serving`]: the API of a process that leads or does not. [`members`]: who else is there.
-//! * [`shared`]: the certificate authority and the tokens, which all of them have.
+//! * [`authorities`]: those that took the place of the first one. [`shared`]: the certificate authority and the tokens, which all of them have.
 
+pub mod authorities;
 pub mod candidate;
 pub mod core;
 pub mod election;

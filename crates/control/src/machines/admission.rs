@@ -4,15 +4,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::{
-    Bearer, CertificateAuthority, Certified, LONGEST_LIFE, Revoked, Subject, Token, TokenRefused,
-    Tokens,
+    AuthorityBundle, AuthorityError, Bearer, Certified, LONGEST_LIFE, Revoked, Subject, Token,
+    TokenRefused, Tokens,
 };
 
 use super::{Certificates, NewToken};
 use crate::api::ApiError;
+use crate::authorities::{ControlPlanesSource, KnownAuthorities};
 use crate::blocking::blocking;
 use crate::events::Draft;
-use crate::service::{Service, problem};
+use crate::register::{AuthorityNumbers, AuthoritySet};
+use crate::service::{OTHER_AUTHORITIES, Service, problem};
 
 /// The shortest that a person's certificate is good, in seconds: clocks of machines differ.
 pub(crate) const SHORTEST_PERSON_LIFE: u64 = 5;
@@ -41,25 +43,37 @@ pub(crate) fn certificate_life(
 /// What hosts join by.
 #[derive(Debug)]
 pub struct Joining {
-    authority: CertificateAuthority,
+    authorities: Arc<KnownAuthorities>,
     tokens: Mutex<Tokens>,
     hosts: Vec<String>,
     pub(super) rack_file: String,
+    /// The processes of the control plane, where it is known how they are reached.
+    pub(crate) control_planes: Option<ControlPlanesSource>,
 }
 
 impl Joining {
-    /// For a rack of these hosts, which its file describes; with `authority`, and its tokens.
+    /// For a rack of these hosts, which its file describes; with its authorities, and its tokens.
     pub fn new(
-        authority: CertificateAuthority,
+        authorities: Arc<KnownAuthorities>,
         tokens: Tokens,
         hosts: Vec<String>,
         rack_file: String,
     ) -> Joining {
-        Joining { authority, tokens: Mutex::new(tokens), hosts, rack_file }
+        let (tokens, control_planes) = (Mutex::new(tokens), None);
+        Joining { authorities, tokens, hosts, rack_file, control_planes }
     }
 
-    pub(super) fn tokens(&self) -> MutexGuard<'_, Tokens> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The same, which finds out what the processes of the control plane show.
+    #[must_use]
+    pub fn with_control_planes(self, source: ControlPlanesSource) -> Joining {
+        Joining { control_planes: Some(source), ..self }
+    }
+
+    /// The tokens, of the authority with this fingerprint: what another one's says is of no use.
+    pub(super) fn tokens(&self, authority: [u8; 32]) -> MutexGuard<'_, Tokens> {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.set_authority(authority);
+        tokens
     }
 
     pub(super) fn check_host(&self, host: &str) -> Result<(), ApiError> {
@@ -73,15 +87,19 @@ impl Joining {
             &format!("its hosts are {known}"),
         ))
     }
+}
 
-    fn sign(&self, certified: &Certified, request: &str) -> Result<Certificates, ApiError> {
-        let refused = |error: rackbus_identity::AuthorityError| {
-            let remedy = "join with `rackbus node --join`, or log in with `rackbus login`";
-            problem("bad_request", error.to_string(), remedy)
-        };
-        let certificates = self.authority.sign(certified, request).map_err(refused)?;
-        Ok(Certificates { certificates })
-    }
+fn sign(
+    bundle: &AuthorityBundle,
+    certified: &Certified,
+    request: &str,
+) -> Result<Certificates, ApiError> {
+    let refused = |error: AuthorityError| {
+        let remedy = "join with `rackbus node --join`, or log in with `rackbus login`";
+        problem("bad_request", error.to_string(), remedy)
+    };
+    let certificates = bundle.sign(certified, request).map_err(refused)?;
+    Ok(Certificates { certificates })
 }
 
 /// Lets hosts and people in: what they are let in by, and where that is noted.
@@ -96,6 +114,55 @@ impl RackAdmission {
         self.joining.check_host(host)
     }
 
+    /// What the rack has where it has never replaced its certificate authority.
+    pub(crate) fn first_authority(&self) -> &AuthoritySet {
+        self.joining.authorities.first()
+    }
+
+    pub(crate) fn control_planes(&self) -> Option<&ControlPlanesSource> {
+        self.joining.control_planes.as_ref()
+    }
+
+    /// What signs and is trusted where the rack has these authorities.
+    pub(crate) fn bundle(
+        &self,
+        set: Option<&AuthoritySet>,
+    ) -> Result<Arc<AuthorityBundle>, ApiError> {
+        self.joining.authorities.bundle(set).map_err(|error| {
+            problem("not_stored", error.to_string(), "see to the store: an authority is damaged")
+        })
+    }
+
+    /// What signs and is trusted now, and by which numbers.
+    pub(crate) fn authorities(&self) -> Result<(Arc<AuthorityBundle>, AuthorityNumbers), ApiError> {
+        let set = self.service.register().authorities().cloned();
+        let numbers = set.as_ref().map(AuthoritySet::numbers).unwrap_or_default();
+        Ok((self.bundle(set.as_ref())?, numbers))
+    }
+
+    fn authority(&self) -> Result<[u8; 32], ApiError> {
+        Ok(self.authorities()?.0.fingerprint())
+    }
+
+    /// Signs a certificate and notes that it is given out; again where the authorities change meanwhile.
+    async fn issue(
+        &self,
+        certified: &Certified,
+        request: &str,
+        old: Option<&Certified>,
+    ) -> Result<Certificates, ApiError> {
+        loop {
+            let (bundle, under) = self.authorities()?;
+            // What cannot be signed costs nothing.
+            let signed = sign(&bundle, certified, request)?;
+            match self.service.issue_certificate(certified, under, old.cloned()).await {
+                Err(again) if again.code == OTHER_AUTHORITIES => {}
+                Err(refused) => return Err(refused),
+                Ok(()) => return Ok(signed),
+            }
+        }
+    }
+
     /// Notes who was let in.
     pub(crate) async fn note(&self, event: Draft) {
         self.service.note(event).await;
@@ -108,8 +175,8 @@ impl RackAdmission {
         time: Duration,
         key: Option<String>,
     ) -> Result<NewToken, ApiError> {
-        let joining = self.joining.clone();
-        let made = blocking(move || joining.tokens().make(&bearer, time, key.as_deref()));
+        let (joining, authority) = (self.joining.clone(), self.authority()?);
+        let made = blocking(move || joining.tokens(authority).make(&bearer, time, key.as_deref()));
         let stored = |error: std::io::Error| {
             problem("not_stored", error.to_string(), "see to the state directory")
         };
@@ -130,9 +197,10 @@ impl RackAdmission {
             _ => problem("forbidden", error.to_string(), remedy),
         };
         let (joining, shown, asked) = (self.joining.clone(), token.clone(), request.clone());
+        let authority = self.authority()?;
         // Who has no token learns nothing.
         let found = blocking(move || {
-            let mut tokens = joining.tokens();
+            let mut tokens = joining.tokens(authority);
             Ok((tokens.bearer(&shown, &asked)?, tokens.certified(&shown, &asked)?))
         });
         let (bearer, before) = found.await.map_err(refused)?;
@@ -140,20 +208,19 @@ impl RackAdmission {
         if let Some(certified) = before {
             let revoked = self.service.revocations().check(&certified);
             revoked.map_err(|error| problem("forbidden", error.to_string(), remedy))?;
-            return Ok((subject, self.joining.sign(&certified, &request)?));
+            // By the authorities that there are now, which is noted.
+            return Ok((subject, self.issue(&certified, &request, None).await?));
         }
         let certified = self.service.draft_certificate(subject.clone(), life);
-        // What cannot be signed costs no token.
-        let signed = self.joining.sign(&certified, &request)?;
-        self.service.issue_certificate(&certified, None).await?;
+        let signed = self.issue(&certified, &request, None).await?;
         let joining = self.joining.clone();
         let (asked, drafted) = (request.clone(), certified.clone());
-        let take = move || joining.tokens().take(&token, &bearer, (&asked, &drafted));
+        let take = move || joining.tokens(authority).take(&token, &bearer, (&asked, &drafted));
         // Of several other requests with it at once, one gets its certificate; the same one at once gets the first one's.
         let given = blocking(take).await.map_err(refused)?;
         let signed = match given == certified {
             true => signed,
-            false => self.joining.sign(&given, &request)?,
+            false => self.issue(&given, &request, None).await?,
         };
         Ok((subject, signed))
     }
@@ -167,9 +234,7 @@ impl RackAdmission {
         old: Option<Certified>,
     ) -> Result<Certificates, ApiError> {
         let certified = self.service.draft_certificate(subject, life);
-        let signed = self.joining.sign(&certified, request)?;
-        self.service.issue_certificate(&certified, old).await?;
-        Ok(signed)
+        self.issue(&certified, request, old.as_ref()).await
     }
 
     /// Forgets the tokens of who is revoked; how many there were.
@@ -179,8 +244,8 @@ impl RackAdmission {
             (Bearer::Person(person, _), Revoked::User(revoked)) => person.user == *revoked,
             _ => false,
         };
-        let joining = self.joining.clone();
-        let forgotten = blocking(move || joining.tokens().forget(of)).await;
+        let (joining, authority) = (self.joining.clone(), self.authority()?);
+        let forgotten = blocking(move || joining.tokens(authority).forget(of)).await;
         forgotten.map_err(|error| {
             problem("not_stored", error.to_string(), "nothing was revoked; see to the store")
         })

@@ -26,8 +26,8 @@ pub(crate) fn refused() -> BTreeMap<&'static str, u64> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// How often the clock is looked at for the end of a certificate.
-const LOOKED_AT: Duration = Duration::from_secs(60);
+/// How often the clock is looked at for the end of a certificate, and whether its authority is still one of the rack's.
+const LOOKED_AT: Duration = Duration::from_secs(5);
 
 /// A connection with its place.
 pub(super) struct Counted<S> {
@@ -39,20 +39,22 @@ pub(super) struct Counted<S> {
 }
 
 impl<S> Counted<S> {
-    /// One of somebody who is known, until their certificate is revoked, when `ended` changes, or is over, at `until`.
+    /// One of somebody who is known, until their certificate is revoked, when `ended` changes, or is over, at `until`, or they
+    /// are let in no more, as `is_let_in` says: their authority was retired.
     pub(super) fn known(
         stream: S,
         place: impl Send + 'static,
         watched: WatchedConnection,
         mut ended: watch::Receiver<bool>,
         until: SystemTime,
+        is_let_in: impl FnMut() -> bool + Send + 'static,
     ) -> Counted<S> {
         let end = async move {
             let _watched = watched;
             // Who is to say so is gone when it has been said.
             tokio::select! {
                 _ = ended.wait_for(|ended| *ended) => {}
-                () = moment(until) => {}
+                () = moment(until, is_let_in) => {}
             }
         };
         Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked: false }
@@ -93,9 +95,11 @@ impl<S> Counted<S> {
     }
 }
 
-/// Waits until `until` by the clock of the machine, which may be set meanwhile.
-async fn moment(until: SystemTime) {
-    while let Ok(left) = until.duration_since(SystemTime::now()) {
+/// Waits until `until` by the clock of the machine, which may be set meanwhile, or until this is no more.
+async fn moment(until: SystemTime, mut is: impl FnMut() -> bool) {
+    while let Ok(left) = until.duration_since(SystemTime::now())
+        && is()
+    {
         tokio::time::sleep(left.clamp(Duration::from_millis(1), LOOKED_AT)).await;
     }
 }
@@ -183,7 +187,7 @@ mod tests {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let certified = Certified::new(Subject::Node("beta".to_owned()), Duration::from_secs(60));
         let watched = Revocations::default().watch(certified, || {}).unwrap();
-        (other, Counted::known(stream, place, watched, ended, until))
+        (other, Counted::known(stream, place, watched, ended, until, || true))
     }
 
     #[tokio::test]

@@ -61,7 +61,8 @@ async fn accept(
 ) {
     let unknown = Handshakes::new(HANDSHAKES);
     let strangers = Handshakes::with(STRANGERS, STRANGERS_OF_ONE);
-    let places = ConnectionPlaces { known: Arc::default(), strangers, revocations };
+    let own = credentials.clone();
+    let places = ConnectionPlaces { known: Arc::default(), strangers, revocations, own };
     loop {
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -119,6 +120,8 @@ struct ConnectionPlaces {
     known: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
     strangers: Handshakes,
     revocations: Revocations,
+    /// What is shown to them, and which authorities are trusted.
+    own: Renewed,
 }
 
 impl ConnectionPlaces {
@@ -128,13 +131,14 @@ impl ConnectionPlaces {
         stream: server::TlsStream<TcpStream>,
         address: SocketAddr,
     ) -> Option<CountedConnection> {
-        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let chain: Vec<_> = chain.iter().map(|it| it.clone().into_owned()).collect();
         let stranger = |stream, is_revoked| {
             let (end, ended) = stranger_end(address);
             let place = self.strangers.begin(address.ip(), true, end)?;
             Some(Counted::stranger(stream, place, (JOINING, ended), is_revoked))
         };
-        let Some(certified) = certificate.and_then(Certified::of) else {
+        let Some(certified) = chain.first().and_then(Certified::of) else {
             return stranger(stream, false);
         };
         let subject = certified.subject.to_string();
@@ -148,7 +152,15 @@ impl ConnectionPlaces {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let own = known.entry(subject).or_insert_with(|| Arc::new(Semaphore::new(CONNECTIONS)));
         let place = own.clone().try_acquire_owned().ok()?;
-        Some(Counted::known(stream, place, watched, ended, until))
+        // By whose authorities it was let in last: only where there are others it is verified again.
+        let (own, mut trusted) = (self.own.clone(), Vec::new());
+        let is_let_in = move || {
+            let own = own.read().unwrap_or_else(PoisonError::into_inner);
+            let is = own.authorities() == trusted || own.let_in(&chain);
+            trusted = own.authorities().to_vec();
+            is
+        };
+        Some(Counted::known(stream, place, watched, ended, until, is_let_in))
     }
 }
 

@@ -3,18 +3,30 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Subject};
+use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Serial, Subject};
+use tokio::sync::watch;
 
 use super::writer::{RegisterRequest, WriterRequest};
 use super::{Service, WriterShared, problem};
 use crate::answers::KeyedChange;
 use crate::api::ApiError;
-use crate::register::{CertificateRegister, RegisterOutcome, RegisterRefused};
+use crate::register::{
+    AuthorityNumbers, AuthorityRecord, AuthoritySet, CertificateRegister, RegisterOutcome,
+    RegisterRefused, RotationRefused,
+};
+
+/// The code of a refusal where the authorities changed while a certificate was made.
+pub(crate) const OTHER_AUTHORITIES: &str = "other_authorities";
 
 impl WriterShared {
     pub(super) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
         // It is changed in whole steps.
         self.register.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a new certificate authority is to sign once everybody trusts it.
+    pub(super) fn awaits_authority(&self) -> bool {
+        self.authorities.borrow().as_ref().is_some_and(|it| it.next.is_some())
     }
 
     /// What certificates are dated by and compared with, in seconds since 1970: as whoever is shown one does, by the machine's
@@ -34,11 +46,27 @@ impl Service {
         &self.shared.revocations
     }
 
-    /// What is revoked, when that is another version than `after`, or `wait` is over.
-    pub(crate) async fn revocations_after(&self, after: u64, wait: Duration) -> RevocationList {
+    /// The certificate authorities of a rack that replaces its first one, and when they change.
+    pub fn authorities(&self) -> watch::Receiver<Option<AuthoritySet>> {
+        self.shared.authorities.subscribe()
+    }
+
+    /// What is revoked, when that is another version than `after`, the authorities are others than those that are known, as
+    /// `are_known` says, or `wait` is over.
+    pub(crate) async fn revocations_after(
+        &self,
+        after: u64,
+        are_known: impl Fn(Option<&AuthoritySet>) -> bool,
+        wait: Duration,
+    ) -> RevocationList {
         let mut version = self.shared.revoked_version.subscribe();
+        let mut authorities = self.authorities();
         // What there is is answered in any case.
-        let _ = tokio::time::timeout(wait, version.wait_for(|version| *version != after)).await;
+        tokio::select! {
+            _ = version.wait_for(|version| *version != after) => {}
+            _ = authorities.wait_for(|set| !are_known(set.as_ref())) => {}
+            () = tokio::time::sleep(wait) => {}
+        }
         self.shared.revocations.list()
     }
 
@@ -47,17 +75,56 @@ impl Service {
         self.shared.register().draft(self.shared.seconds(), subject, life.as_secs())
     }
 
-    /// Gives out a certificate; one that is renewed goes with the one that it is renewed by.
+    /// Gives out a certificate, which the authorities `under` made; one that is renewed goes with the one that it is renewed
+    /// by.
     ///
     /// # Errors
-    /// [`ApiError`]; nothing is given out then.
+    /// [`ApiError`]; nothing is given out then. Its code is [`OTHER_AUTHORITIES`] where it is to be made again.
     pub(crate) async fn issue_certificate(
         &self,
         certified: &Certified,
+        under: AuthorityNumbers,
         old: Option<Certified>,
     ) -> Result<(), ApiError> {
-        let asked = RegisterRequest::Issue(Box::new(certified.clone()), old.map(Box::new));
+        let asked = RegisterRequest::Issue(Box::new(certified.clone()), under, old.map(Box::new));
         self.change_register(asked, None).await.map(drop)
+    }
+
+    /// Notes that somebody has shown this certificate, the first time.
+    pub(crate) async fn note_shown(&self, serial: &Serial) {
+        if !self.register().is_unshown(serial) {
+            return;
+        }
+        // It is shown again, where that is not stored.
+        drop(self.change_register(RegisterRequest::Shown(serial.clone()), None).await);
+    }
+
+    /// Begins to replace the rack's certificate authority, or has the new one sign.
+    ///
+    /// # Errors
+    /// [`ApiError`]; nothing is changed then.
+    pub(crate) async fn rotate(
+        &self,
+        first: AuthoritySet,
+        next: AuthorityRecord,
+        force: bool,
+        keyed: Option<KeyedChange>,
+    ) -> Result<RegisterOutcome, ApiError> {
+        let (first, next) = (Box::new(first), Box::new(next));
+        let asked = RegisterRequest::Rotate { first, next, force };
+        self.change_register(asked, keyed).await
+    }
+
+    /// Ends the certificate authority that was replaced.
+    ///
+    /// # Errors
+    /// [`ApiError`]; nothing is changed then.
+    pub(crate) async fn retire(
+        &self,
+        force: bool,
+        keyed: Option<KeyedChange>,
+    ) -> Result<RegisterOutcome, ApiError> {
+        self.change_register(RegisterRequest::Retire { force }, keyed).await
     }
 
     /// Revokes something. Asked again with the same idempotency key, certificates that were given out since stay good.
@@ -91,6 +158,22 @@ impl Service {
                     ("unknown_certificate", "`rackbus certificates` lists them")
                 }
                 RegisterRefused::Full => ("too_many", "wait until some of them are over"),
+                RegisterRefused::OtherAuthorities => (OTHER_AUTHORITIES, "ask again"),
+                RegisterRefused::Rotation(RotationRefused::Introduced(_)) => (
+                    "rotation",
+                    "`rackbus control ca status` lists them: wait, revoke who is gone, or go on without them by \
+                     `rackbus control ca rotate --force`",
+                ),
+                RegisterRefused::Rotation(RotationRefused::InUse(_)) => (
+                    "rotation",
+                    "`rackbus control ca status` lists them: wait, revoke who is gone, or end theirs by --force",
+                ),
+                RegisterRefused::Rotation(RotationRefused::NotRetired) => {
+                    ("rotation", "end it first: `rackbus control ca retire`")
+                }
+                RegisterRefused::Rotation(RotationRefused::Alone) => {
+                    ("rotation", "replace it first: `rackbus control ca rotate`")
+                }
             };
             problem(code, refused.to_string(), remedy)
         })

@@ -42,6 +42,7 @@ use crate::events::{Draft, Log};
 use crate::register::CertificateRegister;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
+pub(crate) use certificates::OTHER_AUTHORITIES;
 use clock::{WallClock, millis};
 pub use inventory::{Inventory, InventoryDevice, InventoryDevices};
 use known::RackState;
@@ -181,6 +182,7 @@ impl Service {
             commits: Histogram::new(COMMIT_TIMES),
             term: AtomicU64::new(term),
             revoked_version: watch::Sender::new(register.revoked().version),
+            authorities: watch::Sender::new(register.authorities().cloned()),
             register: Mutex::new(register),
             revocations,
         });

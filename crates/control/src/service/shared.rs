@@ -12,7 +12,7 @@ use super::clock::WallClock;
 use super::known::{RackState, note_device};
 use super::{Inventory, ReadFile, ReadRack, present};
 use crate::api::{Change, EventRecord};
-use crate::register::CertificateRegister;
+use crate::register::{AuthoritySet, CertificateRegister};
 
 /// State that the writer shares with the handlers of requests.
 pub(super) struct WriterShared {
@@ -39,6 +39,8 @@ pub(super) struct WriterShared {
     pub(super) revocations: Revocations,
     /// The version of these, for those who wait for another.
     pub(super) revoked_version: watch::Sender<u64>,
+    /// The certificate authorities of a rack that replaces its first one, as they are stored.
+    pub(super) authorities: watch::Sender<Option<AuthoritySet>>,
 }
 
 impl std::fmt::Debug for WriterShared {

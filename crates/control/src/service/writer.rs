@@ -86,6 +86,7 @@ impl Writing {
             group: StepGroup::default(),
             again: Instant::now(),
             next_tidying: Instant::now() + TIDIED_EVERY,
+            next_rotation: Instant::now(),
             by: None,
         };
         let run = move || {
@@ -169,6 +170,8 @@ struct Writer {
     again: Instant,
     /// When what certificates there are is looked through again.
     next_tidying: Instant,
+    /// When it is looked again whether a new certificate authority may sign, where one is to.
+    next_rotation: Instant,
     /// Who asked for what is done now.
     by: Option<By>,
 }
@@ -204,6 +207,9 @@ impl Writer {
             due = due.min(Duration::from_millis(self.authority.config().resend));
         }
         due = due.min(self.next_tidying.saturating_duration_since(Instant::now()));
+        if self.shared.awaits_authority() {
+            due = due.min(self.next_rotation.saturating_duration_since(Instant::now()));
+        }
         due.max(self.again.saturating_duration_since(Instant::now()))
     }
 
@@ -217,6 +223,9 @@ impl Writer {
         }
         if Instant::now() >= self.next_tidying {
             self.tidy_register();
+        }
+        if Instant::now() >= self.next_rotation {
+            self.advance_rotation();
         }
         self.give_back_unwanted();
     }

@@ -8,6 +8,7 @@ use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use rackbus_control::access::ApiPeer;
+use rackbus_control::authorities::KnownAuthorities;
 use rackbus_control::machines::{Joining, all_routes};
 use rackbus_control::store::MemoryStore;
 use rackbus_identity::{CertificateAuthority, CertificateRequest, Tokens};
@@ -25,8 +26,9 @@ impl Api {
     fn of(life: &Life, folder: &std::path::Path) -> Api {
         let authority = CertificateAuthority::open(folder, "lab").unwrap();
         let tokens = Tokens::open(folder, authority.fingerprint()).unwrap();
+        let authorities = Arc::new(KnownAuthorities::new(&authority).unwrap());
         let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
-        let joining = Joining::new(authority, tokens, hosts, String::new());
+        let joining = Joining::new(authorities, tokens, hosts, String::new());
         Api { routes: all_routes(life.service.clone(), Arc::new(joining)) }
     }
 

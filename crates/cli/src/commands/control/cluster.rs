@@ -2,16 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rackbus_control::authorities::{self, ControlPlanesSource, KnownAuthorities};
 use rackbus_control::etcd::{Blocking, Cluster, EtcdEndpoint, KvError};
 use rackbus_control::leaders::Leaders;
 use rackbus_control::leadership::candidate::Candidate;
 use rackbus_control::leadership::election::Member;
 use rackbus_control::leadership::serving::{ControlPlane, OpenService};
 use rackbus_control::leadership::shared::{self, SharedError, SharedShelf};
+use rackbus_control::leadership::{self, Tenure};
 use rackbus_control::machines::{self, Joining};
+use rackbus_control::register::AuthoritySet;
 use rackbus_control::service::OpenError;
 use rackbus_control::store::{self, Keys};
 use rackbus_control::{ControlClient, Service, ServiceOptions, certificates};
@@ -20,7 +23,7 @@ use rackbus_identity::rustls::pki_types::pem::PemObject;
 use rackbus_identity::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rackbus_identity::rustls::version::TLS13;
 use rackbus_identity::rustls::{ClientConfig, RootCertStore};
-use rackbus_identity::{CertificateAuthority, Revocations, Subject, Tokens, now};
+use rackbus_identity::{CertificateAuthority, Revocations, Tokens, now};
 use tokio::sync::watch;
 
 use crate::output::Failure;
@@ -111,6 +114,30 @@ impl EtcdArgs {
     }
 }
 
+/// Where control planes are, as `HOST:PORT`.
+fn addresses_of(members: &[Member]) -> Vec<String> {
+    members.iter().map(|it| it.url.trim_start_matches("https://").to_owned()).collect()
+}
+
+/// Tells at once of the authorities that are stored by who leads, while it does.
+async fn tell_authorities(
+    mut stored: watch::Receiver<Option<AuthoritySet>>,
+    known: watch::Sender<Option<AuthoritySet>>,
+    tenure: Arc<Tenure>,
+) {
+    loop {
+        leadership::authorities::tell(&known, stored.borrow_and_update().clone());
+        tokio::select! {
+            changed = stored.changed() => if changed.is_err() { return },
+            () = tenure.ended() => return,
+        }
+    }
+}
+
+/// Where it is told, and heard, which authorities there are.
+type AuthoritiesChannel =
+    (watch::Sender<Option<AuthoritySet>>, watch::Receiver<Option<AuthoritySet>>);
+
 /// What one of several control planes is started with.
 pub struct ClusterOptions<'a> {
     pub rack: &'a Rack,
@@ -133,10 +160,11 @@ impl ClusterOptions<'_> {
         let hosts = super::certified_hosts(self.rack)?;
         let authority = self.authority().await?;
         let failed = |error: String| Failure::new(error, "see to the cause, and start again");
-        let own = authority.issue(&Subject::Control).map_err(|error| failed(error.to_string()))?;
-        let credentials = Arc::new(RwLock::new(own));
-        let pem = Arc::new((authority.pem().0.to_owned(), authority.pem().1));
-        tokio::spawn(super::renew(authority, credentials.clone()));
+        let known = KnownAuthorities::new(&authority).map_err(|error| failed(error.to_string()))?;
+        let known = Arc::new(known);
+        let (told, stored) = self.stored_authorities().await?;
+        let credentials = super::own_credentials(&known, stored.borrow().as_ref())?;
+        tokio::spawn(authorities::renew(known.clone(), stored, credentials.clone()));
         let member = self.member()?;
         let listener = super::listen_at(self.listen).await?;
         let (stop, stopped) = watch::channel(false);
@@ -152,6 +180,12 @@ impl ClusterOptions<'_> {
             (cluster.clone(), keys.clone(), options.clone(), text.clone());
         let revocations = Revocations::default();
         let revoked = revocations.clone();
+        let candidacy = candidate.start(stopped);
+        let members = candidacy.members.clone();
+        let source = ControlPlanesSource {
+            addresses: Arc::new(move || addresses_of(&members.borrow().members)),
+            tls: machines::tls_of(&credentials),
+        };
         let open: OpenService = Box::new(move |tenure| {
             let _entered = runtime.enter();
             let kv = || Box::new(Blocking::new(cluster.client(PATIENCE)));
@@ -162,21 +196,24 @@ impl ClusterOptions<'_> {
             let unusable = |error: &dyn std::fmt::Display| {
                 OpenError::Store(store::StoreError::Other(error.to_string()))
             };
-            let authority =
-                CertificateAuthority::from_pem(&pem.0, &pem.1).map_err(|e| unusable(&e))?;
+            let bundle = known.bundle(service.authorities().borrow().as_ref());
+            let bundle = bundle.map_err(|error| unusable(&error))?;
+            tokio::spawn(tell_authorities(service.authorities(), told.clone(), tenure.clone()));
             let shelf = SharedShelf::new(kv(), keys.clone(), tenure);
-            let tokens = Tokens::on(Box::new(shelf), authority.fingerprint());
-            let joining = Joining::new(authority, tokens, hosts.clone(), text.clone());
+            let tokens = Tokens::on(Box::new(shelf), bundle.fingerprint());
+            let joining = Joining::new(known.clone(), tokens, hosts.clone(), text.clone())
+                .with_control_planes(source.clone());
             let routes = machines::all_routes(service.clone(), Arc::new(joining));
             Ok((service, routes))
         });
-        let candidacy = candidate.start(stopped);
         let tls = machines::tls_of(&credentials);
         // Whoever leads says what is revoked, this one or another.
         let own = member.url.trim_start_matches("https://").to_owned();
         let leaders = Arc::new(Leaders::new([own], tls.clone()));
+        // It reads them from the store.
+        let unheard = watch::Sender::default();
         let following =
-            certificates::follow(ControlClient::of(leaders), revocations.clone(), |_| {});
+            certificates::follow(ControlClient::of(leaders), revocations.clone(), unheard, |_| {});
         tokio::spawn(following);
         let front = ControlPlane::start(&self.rack.name, member, candidacy, tls, open);
         let counted = front.clone();
@@ -226,6 +263,17 @@ impl ClusterOptions<'_> {
                 }
             }
         }
+    }
+
+    /// The authorities that took the place of the first one, now and later, and where others tell of them.
+    async fn stored_authorities(&self) -> Result<AuthoritiesChannel, Failure> {
+        let mut etcd = self.cluster.client(PATIENCE);
+        let stored = leadership::authorities::read(&mut etcd, &self.keys).await;
+        let stored = stored.map_err(|error| Failure::new(error.to_string(), "start it again"))?;
+        // Before they are read again: that ends when nobody listens.
+        let (told, known) = watch::channel(stored);
+        tokio::spawn(leadership::authorities::follow(etcd, self.keys.clone(), told.clone()));
+        Ok((told, known))
     }
 
     /// This process as the others know it.

@@ -27,13 +27,15 @@ use rackbus_identity::{
 use rackbus_link::tcp::TcpLink;
 use rackbus_node::InheritedNode;
 
+use tokio::sync::watch;
+
 use super::succession::RackSource;
 use crate::Common;
 use crate::commands::misread;
 use crate::output::Failure;
 use crate::paths::{self, RunningRack};
 use crate::process;
-use crate::remote::{address_of, not_reached};
+use crate::remote::{OTHER_TOKEN, address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
@@ -204,7 +206,8 @@ impl JoinArgs {
             request: request.text().to_owned(),
         };
         let client = ControlClient::with_tls(control, joining_config(&token));
-        let certificates = client.join(&asked).await.map_err(|error| not_reached(error, AGAIN))?;
+        let certificates =
+            client.join(&asked).await.map_err(|error| not_reached(error, OTHER_TOKEN))?;
         request.answered(&certificates).map_err(unusable)
     }
 }
@@ -264,13 +267,17 @@ impl JoinedHost {
         let listener = listener.map_err(|cause| not_listened(&socket, &cause))?;
         tokio::spawn(follow(self.control.clone(), self.state_dir.clone()));
         let folder = self.state_dir.clone();
+        let own = self.credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let authorities = watch::Sender::new(own.authorities().to_vec());
+        let told = authorities.subscribe();
         let following = certificates::follow(
             ControlClient::of(self.control.clone()),
             self.revocations,
+            authorities,
             move |list| note_revocations(&folder, list),
         );
         tokio::spawn(following);
-        let renewing = renew(self.credentials, self.control.clone(), self.state_dir);
+        let renewing = renew(self.credentials, self.control.clone(), self.state_dir, told);
         tokio::spawn(renewing);
         let forwarded = forward(listener, self.control).await;
         forwarded.map_err(|cause| not_written(&socket, &cause))
@@ -354,12 +361,22 @@ fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
     });
 }
 
-async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) {
+/// Renews the certificate when it is time for that, or the rack has other authorities than it was made by, as
+/// `authorities` says.
+async fn renew(
+    credentials: Renewed,
+    control: Arc<Leaders>,
+    state_dir: PathBuf,
+    mut authorities: watch::Receiver<Vec<String>>,
+) {
     let mut is_saved = true;
     let mut told = None;
+    let own = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut shown = own.certified().serial.clone();
     loop {
         let mut current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if current.is_due() {
+        let of_rack = authorities.borrow_and_update().clone();
+        if current.is_due() || !current.are_of(&of_rack) {
             match renewed(&control).await {
                 Ok(next) => {
                     // Used also where it cannot be saved: the one before ends soon.
@@ -383,7 +400,20 @@ async fn renew(credentials: Renewed, control: Arc<Leaders>, state_dir: PathBuf) 
                 ),
             }
         }
-        tokio::time::sleep(until_next_look(current.certified().life())).await;
+        if is_saved && current.certified().serial != shown {
+            // Who has shown the new one needs the one before no more. Where that fails, another request shows it.
+            shown = current.certified().serial.clone();
+            drop(ControlClient::of(control.clone()).authorities().await);
+        }
+        let wait = match current.are_of(&of_rack) {
+            true => until_next_look(current.certified().life()),
+            false => RENEWALS.1,
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            // Who says what there is lives as long as this.
+            _ = authorities.changed() => {}
+        }
     }
 }
 

@@ -10,8 +10,11 @@ use super::requests::RegisterRequest;
 use super::{Writer, not_stored};
 use crate::answers::KeyedChange;
 use crate::api::{ApiError, EventKind};
-use crate::events::Draft;
-use crate::register::{CertificateRegister, RegisterChange, RegisterOutcome, RegisterRefused};
+use crate::events::{Draft, LONGEST_TEXT, shortened};
+use crate::register::{
+    AuthorityRecord, CertificateRegister, RegisterChange, RegisterOutcome, RegisterRefused,
+    RotationStep, all_names,
+};
 use crate::store::{Commit, Store, StoreError};
 
 /// How often it is looked whether the register is to be tidied.
@@ -34,20 +37,11 @@ impl Writer {
             return Ok(Ok(RegisterOutcome { certificates, version }));
         }
         let (at_ms, now) = (self.shared.clock.now(), self.shared.seconds());
-        let decided = {
-            let register = self.shared.register();
-            match &asked {
-                RegisterRequest::Issue(certified, old) => {
-                    register.issue(now, certified, old.as_deref()).map(|changes| (1, changes))
-                }
-                RegisterRequest::Revoke(what) => register.revoke(now, what.clone()),
-            }
-        };
-        let (count, changes) = match decided {
+        let decided = decide(&self.shared.register(), &asked, now);
+        let (count, changes, event) = match decided {
             Ok(decided) => decided,
             Err(refused) => return Ok(Err(refused)),
         };
-        let event = revocation_event(&asked, count);
         let drafts = event.into_iter().map(|event| self.own(event)).collect();
         let numbered = self.numbered(at_ms, drafts);
         let commit = self.keyed_commit(keyed, at_ms, Commit { certificates: changes, ..numbered });
@@ -66,11 +60,16 @@ impl Writer {
     /// What was stored counts from `now` on (seconds since 1970), and whoever is revoked by it is ended. The number of the newest
     /// revocation.
     fn apply_to_register(&self, changes: Vec<RegisterChange>, now: u64) -> u64 {
-        let list = {
+        let (list, authorities) = {
             let mut register = self.shared.register();
             register.apply(changes);
-            register.revoked().clone()
+            (register.revoked().clone(), register.authorities().cloned())
         };
+        self.shared.authorities.send_if_modified(|known| {
+            let is_new = *known != authorities;
+            *known = authorities;
+            is_new
+        });
         self.shared.revocations.learn(&list, now);
         self.shared.revoked_version.send_if_modified(|version| {
             let is_new = *version != list.version;
@@ -99,6 +98,25 @@ impl Writer {
             Err(error) => {
                 self.next_tidying = Instant::now() + AFTER_FAILURE;
                 tracing::error!(%error, "revocations could not be prolonged in the store; it is tried again");
+                self.shared.known().store_failures += 1;
+            }
+        }
+    }
+
+    /// A new authority signs once everybody trusts it.
+    pub(super) fn advance_rotation(&mut self) {
+        self.next_rotation = Instant::now() + NEXT_STEP;
+        let (at_ms, now) = (self.shared.clock.now(), self.shared.seconds());
+        let Some((step, certificates)) = self.shared.register().advance(now) else { return };
+        let numbered = self.numbered(at_ms, vec![rotation_event(&step)]);
+        let commit = Commit { certificates, ..numbered };
+        match self.commit(&commit) {
+            Ok(()) => {
+                self.apply_to_register(commit.certificates, now);
+                self.shared.publish(Decision::default(), commit.events, commit.first_event);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the new certificate authority could not be stored; it is tried again");
                 self.shared.known().store_failures += 1;
             }
         }
@@ -135,10 +153,55 @@ pub(in crate::service) fn prolong_all(
     }
 }
 
-/// What is noted of a change of the register.
-fn revocation_event(asked: &RegisterRequest, count: usize) -> Option<Draft> {
-    let RegisterRequest::Revoke(what) = asked else { return None };
+/// What is to be changed in the register at `now`, how many certificates that is about, and what is noted of it.
+///
+/// # Errors
+/// [`RegisterRefused`].
+fn decide(
+    register: &CertificateRegister,
+    asked: &RegisterRequest,
+    now: u64,
+) -> Result<(usize, Vec<RegisterChange>, Option<Draft>), RegisterRefused> {
+    match asked {
+        RegisterRequest::Issue(certified, under, old) => {
+            Ok((1, register.issue(now, certified, *under, old.as_deref())?, None))
+        }
+        RegisterRequest::Revoke(what) => {
+            let (count, changes) = register.revoke(now, what.clone())?;
+            Ok((count, changes, Some(revocation_event(what, count))))
+        }
+        RegisterRequest::Shown(serial) => Ok((1, register.shown(serial), None)),
+        RegisterRequest::Rotate { first, next, force } => {
+            let (step, changes) =
+                register.rotate(now, first, AuthorityRecord::clone(next), *force)?;
+            Ok((step.cut_off().len(), changes, Some(rotation_event(&step))))
+        }
+        RegisterRequest::Retire { force } => {
+            let (step, changes) = register.retire(now, *force)?;
+            Ok((step.cut_off().len(), changes, Some(rotation_event(&step))))
+        }
+    }
+}
+
+/// What is noted of a revocation.
+fn revocation_event(what: &Revoked, count: usize) -> Draft {
     let host = if let Revoked::Host(host) = what { Some(host.as_str()) } else { None };
     let text = format!("{what} is revoked: {count} certificates that were good");
-    Some(Draft::of_host(EventKind::Access, host, text))
+    Draft::of_host(EventKind::Access, host, text)
+}
+
+/// What is noted of a step of a rotation.
+fn rotation_event(step: &RotationStep) -> Draft {
+    let text = match step {
+        RotationStep::Introduced => {
+            "there is a new certificate authority; it signs when everybody trusts it".to_owned()
+        }
+        RotationStep::Signs(_) => "the new certificate authority signs".to_owned(),
+        RotationStep::Retired(_) => "the old certificate authority is retired".to_owned(),
+    };
+    let text = match step.cut_off() {
+        none if none.is_empty() => text,
+        some => format!("{text}; cut off: {}", all_names(some)),
+    };
+    Draft::of_host(EventKind::Access, None, shortened(&text, LONGEST_TEXT).to_owned())
 }

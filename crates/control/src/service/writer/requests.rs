@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rackbus_identity::{Certified, Revoked};
+use rackbus_identity::{Certified, Revoked, Serial};
 use rackbus_lease::{
     BorrowRefused, ChangeRefused, CompositionRecord, CompositionRefused, DeviceChange,
     DeviceRefused, FunctionId, LeaseId, Message, Priority, QueuePlace, ReturnRefused, ShareRefused,
@@ -14,7 +14,9 @@ use crate::access::RequestOrigin as By;
 use crate::answers::{BorrowAnswer as Kept, KeyedChange};
 use crate::api::ApiError;
 use crate::events::Draft;
-use crate::register::{RegisterOutcome, RegisterRefused};
+use crate::register::{
+    AuthorityNumbers, AuthorityRecord, AuthoritySet, RegisterOutcome, RegisterRefused,
+};
 use crate::shares::ShareSpec;
 
 use super::super::{Inventory, ReadRack};
@@ -107,10 +109,21 @@ pub(in crate::service) enum WriterRequest {
 /// What is done with the register.
 #[derive(Debug)]
 pub(in crate::service) enum RegisterRequest {
-    /// A certificate is given out; one that is renewed goes with the one that it is renewed by.
-    Issue(Box<Certified>, Option<Box<Certified>>),
+    /// A certificate is given out, which these authorities made; one that is renewed goes with the one that it is renewed by.
+    Issue(Box<Certified>, AuthorityNumbers, Option<Box<Certified>>),
     /// Certificates are no longer good: one, or all of a host or person.
     Revoke(Revoked),
+    /// Somebody has shown the certificate with this number.
+    Shown(Serial),
+    /// The authority is to be replaced by a new one, or the new one is to sign.
+    Rotate {
+        /// What the rack has where it has never replaced its authority.
+        first: Box<AuthoritySet>,
+        next: Box<AuthorityRecord>,
+        force: bool,
+    },
+    /// The authority before is trusted no more.
+    Retire { force: bool },
 }
 
 /// A rack file that the running rack is to be that of.

@@ -1,0 +1,236 @@
+//! The rack's certificate authority is replaced while a drive is in use: by real processes, with a control plane that is killed
+//! between the steps, and those who come too late.
+
+mod support;
+
+use std::cell::RefCell;
+use std::io::{ErrorKind, Read, Write};
+
+use rackbus_identity::Credentials;
+use rackbus_identity::rustls::{ClientConnection, StreamOwned};
+use serde_json::Value;
+use support::machines::{Machine, Machines};
+use support::open;
+
+const RACK: &str = r#"
+name = "lab"
+
+[hosts.alpha.devices.nvme0]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.alpha.devices.nvme1]
+kind = "nvme"
+size = "16 MiB"
+backing = "file"
+
+[hosts.beta]
+[hosts.gamma]
+"#;
+
+fn logged_in(rack: &Machines, user: &str, role: &str) -> Machine {
+    let made = rack.control.json(&["token", "--user", user, "--role", role]);
+    let desk = rack.desk(user);
+    let file = rack.control.run_dir().join(format!("{user}.token"));
+    std::fs::write(&file, made["token"].as_str().unwrap()).unwrap();
+    desk.json(&["login", &rack.url, "--token-file", file.to_str().unwrap()]);
+    desk
+}
+
+fn status(rack: &Machines) -> Value {
+    rack.control.json(&["control", "ca", "status"])
+}
+
+/// Who holds up the next step.
+fn behind(status: &Value) -> Vec<String> {
+    let all = status["behind"].as_array().unwrap().iter();
+    all.map(|it| it["subject"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The number of the authority that signs, and how many are trusted.
+fn signing(status: &Value) -> (u64, usize) {
+    let all = status["authorities"].as_array().unwrap();
+    (all[0]["number"].as_u64().unwrap(), all.len())
+}
+
+/// What a node has: its certificate, that of the authority which made it, those of others, and the key.
+fn blocks(machine: &Machine) -> Vec<String> {
+    let text = std::fs::read_to_string(machine.state_dir().join("identity.pem")).unwrap();
+    text.split_inclusive("-----BEGIN")
+        .filter(|it| it.contains("-----END"))
+        .map(|block| {
+            let block = block.trim_end_matches("-----BEGIN");
+            format!("-----BEGIN{block}")
+        })
+        .collect()
+}
+
+type Tls = StreamOwned<ClientConnection, std::net::TcpStream>;
+
+/// A connection to the control plane as who has these credentials.
+fn connect(rack: &Machines, credentials: &Credentials) -> std::io::Result<Tls> {
+    let name = rackbus_identity::Subject::Control.server_name().unwrap();
+    let tls = ClientConnection::new(credentials.client().clone(), name).unwrap();
+    let socket = std::net::TcpStream::connect(rack.url.trim_start_matches("https://"))?;
+    socket.set_read_timeout(Some(support::PATIENCE))?;
+    Ok(StreamOwned::new(tls, socket))
+}
+
+/// Asks for the rack's state; the first line of the answer.
+fn ask(tls: &mut Tls) -> std::io::Result<String> {
+    tls.write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")?;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 256];
+    while !answer.contains(&b'\n') {
+        match tls.read(&mut buffer)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            count => answer.extend_from_slice(&buffer[..count]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
+}
+
+/// Everybody reaches everybody: also who begins anew.
+fn reach_each_other(rack: &Machines, mut alpha: Machine, borrowers: [(&Machine, &str); 2]) {
+    alpha.crash();
+    rack.wait(|rack| rack.state_of("alpha") == "down");
+    rack.node(&mut alpha, "alpha", None);
+    for (machine, host) in borrowers {
+        let lease = machine.borrow("alpha/nvme1", host);
+        open(&lease).read(0, &mut [0; 4096]).unwrap();
+        machine.json(&["return", &lease.lease.to_string()]);
+    }
+}
+
+/// The events say who asked for the steps.
+fn check_events(rack: &Machines) {
+    let events = rack.control.json(&["events", "--kind", "access"]);
+    let by_root = |text: &str| {
+        let all = events.as_array().unwrap().iter();
+        let mut all = all.filter(|it| it["by"]["user"] == "root");
+        all.any(|it| it["text"].as_str().unwrap().starts_with(text))
+    };
+    assert!(by_root("there is a new certificate authority"), "{events}");
+    assert!(by_root("the old certificate authority is retired"), "{events}");
+}
+
+#[test]
+fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
+    let mut rack = Machines::start(RACK);
+    let [alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let early = rack.token("gamma");
+    let admin = logged_in(&rack, "root", "administrator");
+    let ann = logged_in(&rack, "ann", "operator");
+    let stolen = blocks(&beta);
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    let drive = RefCell::new(open(&lease));
+    let uses = |value: u8| {
+        let mut read = vec![0; 4096];
+        drive.borrow_mut().write(0, &[value; 4096], false).unwrap();
+        drive.borrow_mut().read(0, &mut read).unwrap();
+        assert!(read == [value; 4096]);
+    };
+    uses(1);
+    assert_eq!(signing(&status(&rack)), (0, 1));
+    for asked in [&["rotate"][..], &["status"], &["retire"]] {
+        assert!(ann.bad(&[&["control", "ca"], asked].concat()).contains("may not ask for"));
+    }
+    assert!(admin.bad(&["control", "ca", "retire"]).contains("none to retire"));
+
+    // The nodes come by themselves, people with their next command, and none signs before; nor does a crash change that.
+    admin.json(&["control", "ca", "rotate"]);
+    admin.json(&["status"]);
+    rack.wait(|rack| behind(&status(rack)) == ["ann.operator.user.rackbus"]);
+    uses(2);
+    rack.restart_control();
+    assert_eq!(signing(&status(&rack)), (0, 2));
+    let refused = admin.bad(&["control", "ca", "retire"]);
+    assert!(refused.contains("not trusted yet by ann.operator.user"), "{refused}");
+    assert!(admin.bad(&["control", "ca", "rotate"]).contains("not trusted yet by"));
+    ann.json(&["status"]);
+    rack.wait(|rack| signing(&status(rack)) == (1, 2));
+    uses(3);
+
+    // All get certificates of the new one.
+    rack.wait(|rack| {
+        let behind = behind(&status(rack));
+        !behind.iter().any(|it| it.contains("node"))
+    });
+    let refused = rack.control.bad(&["control", "ca", "retire"]);
+    assert!(refused.contains("in use by ann.operator.user"), "{refused}");
+    admin.json(&["status"]);
+    ann.json(&["status"]);
+    // The old one is good until it is retired. A thief takes whatever the control plane shows.
+    let folder = tempfile::tempdir().unwrap();
+    let both = [&stolen[..2], &blocks(&beta)[1..2], &stolen[2..]].concat().concat();
+    std::fs::write(folder.path().join("identity.pem"), both).unwrap();
+    let stolen = Credentials::load(folder.path()).unwrap().unwrap();
+    let mut open_before = connect(&rack, &stolen).unwrap();
+    assert_eq!(ask(&mut open_before).unwrap(), "HTTP/1.1 200 OK");
+    admin.json(&["control", "ca", "retire"]);
+    while let Ok(1..) = open_before.read(&mut [0; 4096]) {}
+    let ended = open_before.read(&mut [0; 1]).map_err(|error| error.kind());
+    assert!(ended != Err(ErrorKind::WouldBlock), "a connection by the old authority stays open");
+    rack.restart_control();
+    let now = status(&rack);
+    assert_eq!((signing(&now), behind(&now).len()), ((1, 1), 0));
+    assert_eq!(now["control_planes"][0]["authority"], now["authorities"][0]["fingerprint"]);
+    uses(4);
+    let refused = connect(&rack, &stolen).and_then(|mut tls| ask(&mut tls));
+    assert!(refused.is_err(), "a certificate of the old authority is taken: {refused:?}");
+
+    // A token of before names the old one.
+    let mut gamma = rack.machine("gamma");
+    let early = early.to_str().unwrap();
+    let said = gamma.bad(&[
+        "node",
+        "--host",
+        "gamma",
+        "--join",
+        &rack.url,
+        "--token-file",
+        early,
+        "--listen",
+        "127.0.0.1:0",
+    ]);
+    assert!(said.contains("another rack's, or was made before"), "{said}");
+    let token = rack.token("gamma");
+    rack.node(&mut gamma, "gamma", Some(&token));
+
+    reach_each_other(&rack, alpha, [(&beta, "beta"), (&gamma, "gamma")]);
+    ann.json(&["status"]);
+    check_events(&rack);
+}
+
+#[test]
+fn whoever_comes_too_late_is_named_and_cut_off_by_force_alone() {
+    let mut rack = Machines::start(RACK);
+    let [_alpha, mut beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    beta.crash();
+    rack.control.json(&["control", "ca", "rotate"]);
+    rack.wait(|rack| behind(&status(rack)) == ["beta.node.rackbus"]);
+    let done = rack.control.json(&["control", "ca", "rotate", "--force"]);
+    assert_eq!(done["cut_off"], serde_json::json!(["beta.node.rackbus"]));
+    rack.wait(|rack| behind(&status(rack)) == ["beta.node.rackbus"]);
+    let refused = rack.control.bad(&["control", "ca", "retire"]);
+    assert!(refused.contains("in use by beta.node"), "{refused}");
+    let done = rack.control.json(&["control", "ca", "retire", "--force"]);
+    assert_eq!(done["cut_off"], serde_json::json!(["beta.node.rackbus"]));
+    // The state is whole in a backup.
+    let backup = rack.control.run_dir().join("lab.backup");
+    rack.control.json(&["control", "backup", backup.to_str().unwrap()]);
+    rack.control.crash();
+    let state = rack.control.state_dir();
+    std::fs::remove_dir_all(&state).unwrap();
+    let to = format!("sqlite:{}", state.join("control.db").display());
+    rack.control.json(&["control", "restore", backup.to_str().unwrap(), "--to", &to]);
+    rack.begin_control();
+    assert_eq!(signing(&status(&rack)), (1, 1));
+    rack.wait(|rack| rack.state_of("alpha") == "up");
+    let token = rack.token("beta");
+    std::fs::remove_file(beta.state_dir().join("identity.pem")).unwrap();
+    rack.node(&mut beta, "beta", Some(&token));
+    let lease = beta.borrow("alpha/nvme0", "beta");
+    open(&lease).read(0, &mut [0; 4096]).unwrap();
+}

@@ -1,0 +1,313 @@
+//! How a rack's certificate authority is replaced, decided: which authorities there are, who still needs which, and the steps.
+//!
+//! A new authority is *introduced*: everybody gets a new certificate of the old one, and trusts both from then on. When nobody
+//! is left who does not, the new one *signs*, and everybody gets a certificate of it. When nobody is left who has one of the
+//! old, that is *retired*: nobody trusts it any more. Between two steps, all whose certificates are good accept each other.
+//! Who has got a new certificate is known when it is shown: an answer may be lost.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use rackbus_identity::{Revoked, Serial, Subject};
+use serde::{Deserialize, Serialize};
+
+use super::issued::{AuthorityNumbers, IssuedCertificate};
+use super::{CertificateRegister, RegisterChange, RegisterEntry, RegisterRefused};
+
+/// How long an authority is known before it signs, in seconds: control planes that do not lead read it from the store
+/// [once a second](crate::leadership::authorities).
+const KNOWN_BEFORE: u64 = 3;
+/// Names in an error, of many.
+const NAMED: usize = 8;
+
+/// An authority that can sign. Its key is as secret as the rack.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuthorityRecord {
+    /// The rack's first one has 0, and each later one the next number.
+    pub number: u64,
+    /// Its certificate, in PEM.
+    pub certificate: String,
+    /// Its private key, in PEM.
+    pub key: String,
+}
+
+impl fmt::Debug for AuthorityRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuthorityRecord").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// An authority that is to sign when everybody trusts it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextAuthority {
+    /// The authority itself.
+    pub authority: AuthorityRecord,
+    /// Since when it is there, in seconds since 1970.
+    pub since: u64,
+}
+
+/// An authority that signs no more, and is trusted until it is retired. Its key is forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetiringAuthority {
+    /// As [`AuthorityRecord::number`].
+    pub number: u64,
+    /// Its certificate, in PEM.
+    pub certificate: String,
+}
+
+/// The authorities of a rack: one that signs, and one beside it at most.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuthoritySet {
+    /// The one that makes certificates.
+    pub signing: AuthorityRecord,
+    /// The one that is to, once everybody trusts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextAuthority>,
+    /// The one that did, while somebody has a certificate of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<RetiringAuthority>,
+}
+
+impl AuthoritySet {
+    /// A rack that has its first authority alone, with this certificate and key (PEM).
+    pub fn first(certificate: &str, key: String) -> AuthoritySet {
+        let signing = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };
+        AuthoritySet { signing, next: None, last: None }
+    }
+
+    /// Who signs, and the newest one that is trusted.
+    pub fn numbers(&self) -> AuthorityNumbers {
+        let issuer = self.signing.number;
+        let newest = self.next.as_ref().map_or(issuer, |next| next.authority.number);
+        AuthorityNumbers { issuer, newest }
+    }
+
+    /// The certificates (PEM) of those that are trusted beside the one that signs.
+    pub fn others(&self) -> Vec<&str> {
+        let next = self.next.iter().map(|it| it.authority.certificate.as_str());
+        next.chain(self.last.iter().map(|it| it.certificate.as_str())).collect()
+    }
+
+    /// How far a rack with these has come: later steps are greater. A rack without any has its first one alone.
+    pub fn step_of(set: Option<&AuthoritySet>) -> (u64, u64, bool) {
+        set.map_or((0, 0, true), |set| {
+            let numbers = set.numbers();
+            (numbers.issuer, numbers.newest, set.last.is_none())
+        })
+    }
+
+    /// The same with the next one signing.
+    fn turned(&self) -> Option<AuthoritySet> {
+        let signing = self.next.as_ref()?.authority.clone();
+        let AuthorityRecord { number, certificate, .. } = self.signing.clone();
+        Some(AuthoritySet {
+            signing,
+            next: None,
+            last: Some(RetiringAuthority { number, certificate }),
+        })
+    }
+}
+
+/// A step of a rotation that was decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RotationStep {
+    /// There is a new authority, which everybody is to trust.
+    Introduced,
+    /// The new one makes certificates from now on. These do not trust it.
+    Signs(BTreeSet<Subject>),
+    /// The old one is trusted no more, and these have certificates of it.
+    Retired(BTreeSet<Subject>),
+}
+
+impl RotationStep {
+    /// Whom it cuts off.
+    pub fn cut_off(&self) -> &BTreeSet<Subject> {
+        const NOBODY: &BTreeSet<Subject> = &BTreeSet::new();
+        match self {
+            RotationStep::Introduced => NOBODY,
+            RotationStep::Signs(cut_off) | RotationStep::Retired(cut_off) => cut_off,
+        }
+    }
+}
+
+/// Why a step of a rotation is not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RotationRefused {
+    /// The new authority does not sign yet.
+    #[error("a new certificate authority is there, and is not trusted yet by {}", names(.0))]
+    Introduced(BTreeSet<Subject>),
+    /// The old one is not retired.
+    #[error("the certificate authority before is not retired yet")]
+    NotRetired,
+    /// There is none to retire.
+    #[error("the rack has one certificate authority, and none to retire")]
+    Alone,
+    /// Some would be cut off.
+    #[error("certificates of the old certificate authority are in use by {}", names(.0))]
+    InUse(BTreeSet<Subject>),
+}
+
+/// A few names, for an error.
+fn names(subjects: &BTreeSet<Subject>) -> String {
+    let mut named: Vec<String> = subjects.iter().take(NAMED).map(short).collect();
+    match subjects.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        Some(more) => named.push(format!("{more} more")),
+        None if named.is_empty() => {
+            named.push("control planes that read it in a moment".to_owned())
+        }
+        None => {}
+    }
+    named.join(", ")
+}
+
+/// `beta.node`, as `rackbus certificates` has it.
+fn short(subject: &Subject) -> String {
+    subject.to_string().trim_end_matches(".rackbus").to_owned()
+}
+
+/// All these names, for an event.
+pub(crate) fn all_names(subjects: &BTreeSet<Subject>) -> String {
+    subjects.iter().map(short).collect::<Vec<_>>().join(", ")
+}
+
+impl CertificateRegister {
+    /// The authorities of a rack that has replaced its first one, or is about to.
+    pub fn authorities(&self) -> Option<&AuthoritySet> {
+        self.authorities.as_ref()
+    }
+
+    /// The authorities by which certificates are made now.
+    pub fn authority_numbers(&self) -> AuthorityNumbers {
+        self.authorities.as_ref().map(AuthoritySet::numbers).unwrap_or_default()
+    }
+
+    /// The certificates at `now` whose holders the next step would cut off: those that do not trust the authority that is
+    /// to sign, or have a certificate of the one that is to be retired.
+    pub fn behind(&self, now: u64) -> impl Iterator<Item = &IssuedCertificate> {
+        let numbers = self.authority_numbers();
+        self.issued.values().filter(move |it| {
+            let is_good = !it.certified.is_over(now) && self.revoked.find(&it.certified).is_none();
+            let is_behind = it.under.newest < numbers.newest || it.under.issuer < numbers.issuer;
+            is_good && !it.replaced && is_behind
+        })
+    }
+
+    fn behind_subjects(&self, now: u64) -> BTreeSet<Subject> {
+        self.behind(now).map(|it| it.certified.subject.clone()).collect()
+    }
+
+    /// Begins to replace the authority at `now`, of a rack that has `first` alone otherwise: `next` takes its place, by the next
+    /// number. With `force`, one that is there signs from now on, whoever does not trust it yet.
+    ///
+    /// # Errors
+    /// [`RegisterRefused::Rotation`].
+    pub fn rotate(
+        &self,
+        now: u64,
+        first: &AuthoritySet,
+        next: AuthorityRecord,
+        force: bool,
+    ) -> Result<(RotationStep, Vec<RegisterChange>), RegisterRefused> {
+        let set = self.authorities.as_ref().unwrap_or(first);
+        if set.last.is_some() {
+            return Err(RotationRefused::NotRetired.into());
+        }
+        let behind = || self.behind_subjects(now);
+        if let Some(turned) = set.turned() {
+            return match force {
+                true => Ok((RotationStep::Signs(behind()), vec![kept(turned)])),
+                false => Err(RotationRefused::Introduced(behind()).into()),
+            };
+        }
+        let number = set.signing.number.saturating_add(1);
+        let authority = AuthorityRecord { number, ..next };
+        let next = Some(NextAuthority { authority, since: now });
+        let set = AuthoritySet { next, ..set.clone() };
+        Ok((RotationStep::Introduced, vec![kept(set)]))
+    }
+
+    /// Has an authority sign that everybody trusts by `now`.
+    pub fn advance(&self, now: u64) -> Option<(RotationStep, Vec<RegisterChange>)> {
+        let set = self.authorities.as_ref()?;
+        let since = set.next.as_ref()?.since;
+        // Also where the clock went back.
+        let is_known = now < since || now - since >= KNOWN_BEFORE;
+        let turned = set.turned().filter(|_| is_known && self.behind(now).next().is_none())?;
+        Some((RotationStep::Signs(BTreeSet::new()), vec![kept(turned)]))
+    }
+
+    /// Ends the authority before at `now`. With `force`, the certificates of it that are in use are revoked.
+    ///
+    /// # Errors
+    /// [`RegisterRefused`].
+    pub fn retire(
+        &self,
+        now: u64,
+        force: bool,
+    ) -> Result<(RotationStep, Vec<RegisterChange>), RegisterRefused> {
+        let behind = self.behind_subjects(now);
+        let Some(set) = &self.authorities else { return Err(RotationRefused::Alone.into()) };
+        if set.next.is_some() {
+            return Err(RotationRefused::Introduced(behind).into());
+        }
+        if set.last.is_none() {
+            return Err(RotationRefused::Alone.into());
+        }
+        if !behind.is_empty() && !force {
+            return Err(RotationRefused::InUse(behind).into());
+        }
+        let serials: Vec<Serial> = self.behind(now).map(|it| it.certified.serial.clone()).collect();
+        let (mut after, mut changes) = (self.clone(), Vec::new());
+        for serial in serials {
+            let (_, revoking) = after.revoke(now, Revoked::Serial(serial))?;
+            after.apply(revoking.clone());
+            changes.extend(revoking);
+        }
+        changes.push(kept(AuthoritySet { last: None, ..set.clone() }));
+        Ok((RotationStep::Retired(behind), changes))
+    }
+
+    /// Whether nobody has shown the certificate with this number yet.
+    pub fn is_unshown(&self, serial: &Serial) -> bool {
+        self.issued.get(serial).is_some_and(|it| it.unshown)
+    }
+
+    /// Somebody has shown a certificate: those that it was made in the place of are not used any more. Of a host these are all
+    /// that were made before, as one machine is the host.
+    pub fn shown(&self, serial: &Serial) -> Vec<RegisterChange> {
+        let Some(shown) = self.issued.get(serial).filter(|it| it.unshown) else {
+            return Vec::new();
+        };
+        let put = |it: IssuedCertificate| RegisterChange::Put(RegisterEntry::Issued(it));
+        let in_use = IssuedCertificate { unshown: false, replaced: false, ..shown.clone() };
+        let mut changes = vec![put(in_use)];
+        let mut before = BTreeSet::new();
+        let mut next = shown.renews.as_ref();
+        while let Some(old) = next.and_then(|serial| self.issued.get(serial)) {
+            if old.certified.serial == *serial || !before.insert(old.certified.serial.clone()) {
+                break;
+            }
+            next = old.renews.as_ref();
+        }
+        // Those whose answers were lost.
+        let is_lost = |it: &&IssuedCertificate| {
+            it.unshown && it.renews.as_ref().is_some_and(|old| before.contains(old))
+        };
+        let lost: Vec<Serial> =
+            self.issued.values().filter(is_lost).map(|it| it.certified.serial.clone()).collect();
+        before.extend(lost.into_iter().filter(|it| it != serial));
+        if let subject @ Subject::Node(_) = &shown.certified.subject {
+            let earlier = self.issued.values().filter(|it| {
+                it.certified.subject == *subject && it.certified.since < shown.certified.since
+            });
+            before.extend(earlier.map(|it| it.certified.serial.clone()));
+        }
+        let replaced = before.iter().filter_map(|it| self.issued.get(it)).filter(|it| !it.replaced);
+        changes.extend(replaced.map(|it| put(IssuedCertificate { replaced: true, ..it.clone() })));
+        changes
+    }
+}
+
+fn kept(set: AuthoritySet) -> RegisterChange {
+    RegisterChange::Put(RegisterEntry::Authorities(Box::new(set)))
+}
