@@ -60,7 +60,7 @@ pub struct MetalHosts {
 
 /// Starts hosts of which the lender has these devices on the block node `medium`.
 pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalHosts> {
-    start_with(dir, guest, devices, (VmIommu::default(), ""))
+    start_with(dir, guest, devices, (VmIommu::Absent, ""))
 }
 
 /// The same, with a borrower that has such an IOMMU, and this on its kernel's command line.
