@@ -88,12 +88,15 @@ test-cargo:
 		RACKBUS_LIBFABRIC=$(CACHE)/libfabric/run/libfabric.so.1 LD_LIBRARY_PATH=$(CACHE)/libfabric/run \
 		$(CARGO) test --workspace --no-fail-fast
 
-# What the kernel module makes of what a lender says, in user space; then what the kernel's own tools say of its source.
+# What the kernel module makes of what a lender says, in user space; then what the kernel's own tools say of its source, and
+# whether DKMS builds it.
 test-kernel:
 	@$(MAKE) -s -C kernel check
 	@scripts/setup kernel
 	@scripts/kernel --lint bookworm
 	@scripts/kernel --lint trixie
+	@scripts/kernel --dkms bookworm
+	@scripts/kernel --dkms trixie
 
 # The algorithms in shared memory under every order of accesses; built apart, with other flags. Then the order in which
 # copies store, which only a release build shows: its compiler moves stores.
