@@ -142,6 +142,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_part_of_memory_is_of_the_same_memory_and_never_before_it() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let whole = MemoryHandle::of_device(file, 7, 4096);
+        let part = whole.further(8192);
+        assert_eq!((part.object(), part.offset()), (whole.object(), 4096 + 8192));
+        assert!(part.is_of_device());
+        assert_eq!(part.further(u64::MAX).offset(), u64::MAX);
+    }
+
+    #[test]
     fn a_file_of_a_peer_is_a_devices_only_where_the_kernel_says_so() {
         let place = BarPlace { function: "alpha/gpu0".to_owned(), bar: 2, offset: 0 };
         let folder = tempfile::tempdir().unwrap();

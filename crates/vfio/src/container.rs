@@ -410,6 +410,19 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_registers_is_inside_of_them() {
+        let memory = SharedMemory::create("test", 0x4000).unwrap();
+        let registers = Arc::new(MappedRegisters::map(memory.as_fd(), 0x4000).unwrap());
+        let (start, _) = registers.span();
+        let span =
+            |offset, length| RangeTarget::part(&registers, offset, length).map(|it| it.span());
+        assert_eq!(span(0x1000, 0x3000), Some((start + 0x1000, 0x3000)));
+        for (offset, length) in [(0x1000, 0x3001), (0x4000, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert_eq!(span(offset, length), None, "{offset:#x}+{length:#x}");
+        }
+    }
+
+    #[test]
     fn a_mapping_that_cannot_be_ended_keeps_no_other() {
         let memory = SharedMemory::create("test", 0x1000).unwrap();
         let mapping = || (0x1000, Some(RangeTarget::from(&memory)));
