@@ -76,30 +76,49 @@ const LOOKS_PER_CLOCK: u32 = 16;
 /// have to run there.
 const ALONE: Duration = Duration::from_micros(4);
 
+/// A yield that took longer let somebody else run.
+const SWITCH: Duration = Duration::from_micros(1);
+
 /// One spin, with the clock: `while spinning.goes_on() { look }`.
 ///
 /// It pauses before each look, however short the wait. Looks without a pause keep fetching the line
 /// from the processor that is about to write it: on an AMD EPYC a polled exchange took 1.4 times as
 /// long as one of bare lines, and 1.1 to 1.2 times with pauses.
 #[derive(Debug)]
-pub(crate) struct Spinning {
+pub struct Spinning {
     budget: Duration,
     /// Looks until the next one at the clock.
     left: u32,
     begun: Option<Instant>,
+    /// Somebody else had the processor when it was offered last.
+    shared: bool,
 }
 
 impl Spinning {
     /// One of `budget` from the first look on; none at all when that is zero.
-    pub(crate) fn new(budget: Duration) -> Spinning {
+    pub fn new(budget: Duration) -> Spinning {
         // The clock is for spins that last: an answer that is there soon comes before it.
         let left = if budget.is_zero() { 0 } else { LOOKS_PER_CLOCK };
-        Spinning { budget, left, begun: None }
+        Spinning { budget, left, begun: None, shared: false }
+    }
+
+    /// One that goes on for ever: what is waited for never rings.
+    pub fn endless() -> Spinning {
+        Spinning::new(Duration::MAX)
+    }
+
+    /// Begins anew for the next wait. Where somebody else wanted the processor in the one before, it is offered from the
+    /// first look on.
+    pub fn restart(&mut self) {
+        *self = Spinning { shared: self.shared, ..Spinning::new(self.budget) };
+        if self.shared {
+            self.left = self.left.min(1);
+        }
     }
 
     /// Whether to look once more.
     #[inline]
-    pub(crate) fn goes_on(&mut self) -> bool {
+    pub fn goes_on(&mut self) -> bool {
         if self.left == 0 && !self.has_time_left() {
             return false;
         }
@@ -115,10 +134,11 @@ impl Spinning {
         if spun >= self.budget {
             return false;
         }
-        if spun > ALONE {
+        if self.shared || spun > ALONE {
             std::thread::yield_now();
+            self.shared = now.elapsed() > SWITCH;
         }
-        self.left = LOOKS_PER_CLOCK;
+        self.left = if self.shared { 1 } else { LOOKS_PER_CLOCK };
         true
     }
 }
@@ -177,6 +197,23 @@ mod tests {
             }
             prop_assert!(slept < 20, "still asleep in turn {slept}");
         }
+    }
+
+    /// Where somebody else wanted the processor in one wait, the next one offers it at its second look, and not after
+    /// microseconds; of nobody else nothing is left to the next wait.
+    #[test]
+    fn a_wait_begins_as_the_one_before_ended() {
+        for shared in [true, false] {
+            let mut spinning = Spinning::endless();
+            spinning.shared = shared;
+            spinning.restart();
+            assert!(spinning.goes_on());
+            assert_eq!(spinning.left == 0, shared);
+            assert!(spinning.begun.is_none() && spinning.goes_on());
+        }
+        let mut none = Spinning { shared: true, ..Spinning::new(Duration::ZERO) };
+        none.restart();
+        assert!(!none.goes_on());
     }
 
     #[test]

@@ -346,7 +346,10 @@ impl<'a> Runner<'a> {
             }
             match self.pace.after(work, || self.endpoint.clock()) {
                 NextStep::Poll => {}
-                NextStep::Yield => std::thread::yield_now(),
+                NextStep::Yield => {
+                    std::thread::yield_now();
+                    self.pace.returned(self.endpoint.clock());
+                }
                 NextStep::Move => self.go_elsewhere(),
                 NextStep::Check => self.endpoint.check_user(),
                 NextStep::Sleep(deadline) => self.sleep(deadline),

@@ -16,7 +16,8 @@
 //! That is so where the others keep the processor for long. Where they give it back in less time than a spin may
 //! last, as other engines do that have something to do now and then, nobody has to sleep: engines that are
 //! crowded take turns, each yields as soon as it finds nothing. A turn costs a switch, a sleep costs two and
-//! somebody who rings.
+//! somebody who rings. The same holds for a driver that polls and yields on the engine's processor, and needs it for a
+//! microsecond for each command: while the engine spins, that driver sees no answer and sends nothing.
 //!
 //! Where nobody rings ([`Work::Watch`]), a sleep after an unsuccessful spin is a short one. If the poll after it finds
 //! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
@@ -34,9 +35,14 @@ use crate::function::Work;
 const POLLS_PER_CLOCK: u32 = 16;
 /// A spin that is longer yields between its looks.
 const ALONE_NS: u64 = 4_000;
-/// A yield that took longer let somebody else run: a switch there and back with nothing between
-/// takes a few microseconds.
+/// A yield that took longer let somebody else run, who gave the processor back: where nobody wants it, a yield is a system
+/// call of some hundred nanoseconds, and a switch there and back takes more than a microsecond.
+const SWITCH_NS: u64 = 1_000;
+/// A yield that took longer let somebody run who had so much to do that another processor would be better.
 const SHARED_NS: u64 = 30_000;
+/// Of as many yields one may take long without more being concluded from it: where two take turns of which one needs the
+/// processor for much longer than the other, the system gives the other one its part from time to time.
+const RARE: u32 = 16;
 /// How long an engine stays on a processor at least, so that on a machine where all are busy it
 /// does not wander; doubled with each move that did not help.
 const STAY_NS: u64 = 1_000_000;
@@ -52,7 +58,7 @@ const LASTING: u64 = 8;
 pub enum NextStep {
     /// Poll again at once: there may be work.
     Poll,
-    /// Lets others have the processor, if any want it, and polls.
+    /// Lets others have the processor, if any want it, [says](Pace::returned) when it has it again, and polls.
     Yield,
     /// Goes to another processor, if it may, and polls.
     Move,
@@ -74,10 +80,10 @@ pub struct Pace {
     /// When the spin began after which it looks from time to time only.
     watching_since: Option<u64>,
     polls: u32,
-    /// The engine yielded after the last look at the clock.
-    yielded: bool,
     /// Somebody else had the processor when it yielded.
     shared: bool,
+    /// Yields that returned soon since the last one that did not.
+    short_yields: u32,
     /// It was not alone, and could not move: until when it does not spin for long.
     crowded_until: u64,
     /// The same where those others gave the processor back soon: until when it takes turns with them.
@@ -92,8 +98,8 @@ impl Pace {
     pub fn new(spin: AdaptiveSpin, now_ns: u64) -> Pace {
         let (idle_since, asleep_since, watching_since) = (None, None, None);
         let (moved_ns, stay_ns) = (now_ns, STAY_NS);
-        let (yielded, shared) = (false, false);
-        let (polls, crowded_until, turns_until) = (0, 0, 0);
+        let shared = false;
+        let (polls, crowded_until, turns_until, short_yields) = (0, 0, 0, 0);
         Pace {
             spin,
             now_ns,
@@ -101,8 +107,8 @@ impl Pace {
             asleep_since,
             watching_since,
             polls,
-            yielded,
             shared,
+            short_yields,
             crowded_until,
             turns_until,
             moved_ns,
@@ -125,14 +131,36 @@ impl Pace {
         }
         self.now_ns = now_ns;
         self.idle_since = None;
-        (self.yielded, self.shared) = (false, false);
+        self.shared = false;
         gap
     }
 
-    /// It was to sleep, and let others have the processor instead: the spin goes on.
-    pub fn stayed_awake(&mut self) {
+    /// It was to sleep, and let others have the processor instead, until `now_ns`: the spin goes on.
+    pub fn stayed_awake(&mut self, now_ns: u64) {
         self.asleep_since = None;
-        self.yielded = true;
+        self.returned(now_ns);
+    }
+
+    /// It let others have the processor, and has it again at `now_ns`. That is said at once, before there is work: what
+    /// that takes is no time of theirs.
+    pub fn returned(&mut self, now_ns: u64) {
+        let after_ns = now_ns.saturating_sub(self.now_ns);
+        if after_ns <= SHARED_NS {
+            // Nobody else wanted the processor, or somebody who needs it for a moment now and then.
+            self.short_yields = self.short_yields.saturating_add(1);
+            self.turns_until = if after_ns > SWITCH_NS { now_ns + STAY_NS } else { 0 };
+        } else if std::mem::take(&mut self.short_yields) < RARE {
+            self.shared = true;
+            return;
+        } else if after_ns <= GAP_NS {
+            // The system gave who had little of the processor its part. That time was no spin.
+            self.turns_until = now_ns + STAY_NS;
+            self.idle_since = Some(now_ns);
+        } else {
+            // The next look finds the gap.
+            return;
+        }
+        self.now_ns = now_ns;
     }
 
     /// What follows a poll that found `work`.
@@ -183,12 +211,6 @@ impl Pace {
     fn look(&mut self, now_ns: u64) -> NextStep {
         let since_last = now_ns.saturating_sub(self.now_ns);
         self.now_ns = now_ns;
-        let yielded = std::mem::take(&mut self.yielded);
-        self.shared |= yielded && since_last > SHARED_NS;
-        if yielded && since_last <= ALONE_NS {
-            // Nobody else wanted the processor.
-            self.turns_until = 0;
-        }
         if since_last > GAP_NS {
             // The time in which it did not run was no spin.
             self.idle_since = Some(now_ns);
@@ -220,7 +242,6 @@ impl Pace {
             return NextStep::Sleep(None);
         }
         if turns || spun >= ALONE_NS {
-            self.yielded = true;
             return NextStep::Yield;
         }
         NextStep::Poll
@@ -237,7 +258,7 @@ mod tests {
         let before = spin.budget_ns();
         let mut pace = Pace::new(spin, now);
         assert_eq!(self::spin(&mut pace, &mut now, 0), NextStep::Sleep(None));
-        pace.stayed_awake();
+        pace.stayed_awake(now);
         pace.after(Work::Done, || now);
         // Long after, which would be the length of the sleep.
         pace.disturbed(now + 40_000_000);
@@ -253,7 +274,10 @@ mod tests {
             });
             match next {
                 NextStep::Poll => {}
-                NextStep::Yield => *now += yield_ns,
+                NextStep::Yield => {
+                    *now += yield_ns;
+                    pace.returned(*now);
+                }
                 other => return other,
             }
         }
@@ -384,6 +408,7 @@ mod tests {
         let (begun, mut yields) = (now + turn, 0);
         for _ in 0..20 {
             now += turn;
+            pace.returned(now);
             assert_eq!(look(&mut pace, &mut now), NextStep::Yield);
             pace.after(Work::Done, || now);
             yields += 1;
@@ -395,6 +420,47 @@ mod tests {
         pace.disturbed(now);
         assert_eq!(spin(&mut pace, &mut now, 3_000_000), NextStep::Sleep(None));
         assert!(now < pace.crowded_until && pace.turns_until == 0);
+    }
+
+    /// A driver on the same processor that needs it for a few microseconds at a time gets it whenever there is nothing to
+    /// do, and nobody sleeps or goes elsewhere; once it wants the processor no more, the engine spins as one that is alone.
+    #[test]
+    fn one_who_needs_the_processor_for_a_moment_gets_it_at_once() {
+        let mut now = 10 * STAY_NS;
+        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), 0);
+        pace.disturbed(now);
+        assert_eq!(next(&mut pace, &mut now), NextStep::Yield, "it spun for a while");
+        for _ in 0..1000 {
+            now += 2 * SWITCH_NS;
+            pace.returned(now);
+            assert_eq!(pace.after(Work::Done, || now), NextStep::Poll);
+            // Work takes long, which says nothing of the other one.
+            now += 2 * SHARED_NS;
+            assert_eq!(pace.after(Work::Idle, || now), NextStep::Yield);
+        }
+        // Once it has the processor for long, which is rare.
+        now += 3_000_000;
+        pace.returned(now);
+        assert_eq!(pace.after(Work::Idle, || now), NextStep::Yield);
+        now += SWITCH_NS / 2;
+        pace.returned(now);
+        pace.after(Work::Done, || now);
+        let begun = now;
+        assert_eq!(next(&mut pace, &mut now), NextStep::Yield);
+        assert!(now - begun >= ALONE_NS, "it yields after {} ns alone", now - begun);
+    }
+
+    /// What follows polls that find nothing, 100 ns for each look, and is no poll.
+    fn next(pace: &mut Pace, now: &mut u64) -> NextStep {
+        loop {
+            let next = pace.after(Work::Idle, || {
+                *now += 100;
+                *now
+            });
+            if next != NextStep::Poll {
+                return next;
+            }
+        }
     }
 
     #[test]

@@ -209,10 +209,13 @@ impl<D: FrameDevice> Running<'_, D> {
             let lingers = |now: u64| idle_since.is_some_and(|since| now < since + LINGER_NS);
             match pace.after(work, || self.port_queue.now_ns()) {
                 NextStep::Poll | NextStep::Check | NextStep::Move => {}
-                NextStep::Yield => std::thread::yield_now(),
+                NextStep::Yield => {
+                    std::thread::yield_now();
+                    pace.returned(self.port_queue.now_ns());
+                }
                 NextStep::Sleep(_) if lingers(self.port_queue.now_ns()) => {
                     std::thread::yield_now();
-                    pace.stayed_awake();
+                    pace.stayed_awake(self.port_queue.now_ns());
                 }
                 NextStep::Sleep(_) => {
                     let asleep = self.port_queue.now_ns();

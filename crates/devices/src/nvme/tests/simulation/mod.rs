@@ -236,7 +236,10 @@ impl World {
         clock.state().now_ns += 200;
         match self.pace.after(work, || clock.state().now_ns) {
             NextStep::Poll | NextStep::Move | NextStep::Check => {}
-            NextStep::Yield => self.disk.state().now_ns += self.random.below(50_000) as u64,
+            NextStep::Yield => {
+                self.disk.state().now_ns += self.random.below(50_000) as u64;
+                self.pace.returned(self.now_ns());
+            }
             NextStep::Sleep(until) => {
                 if self.host.endpoint.park() {
                     self.log(format_args!("the engine sleeps until {until:?}"));
