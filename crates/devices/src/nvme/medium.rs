@@ -31,6 +31,11 @@ pub const CLASS: &str = "nvme";
 /// Operations under way at a time. Others wait at the front.
 const TAGS: u32 = 64;
 
+/// Data that either end moves, more or less, before it tells of it and looks for what came meanwhile: the other end, and
+/// the driver behind it, work on what is done while the rest is moved. Two parts of this size are in a processor's own
+/// cache together.
+const TURN_BYTES: u64 = 256 << 10;
+
 /// Of the exchange between the two ends.
 pub const LAYOUT: ExchangeLayout = ExchangeLayout { tags: TAGS, data_bytes: MAX_TRANSFER as usize };
 

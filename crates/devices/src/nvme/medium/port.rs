@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::backing::{Backing, InlineResult, MediaError, MediumRequest, RequestResult};
 use super::super::limits::Meter;
-use super::{Answer, Ask, AskState, DrivePortState, FLAG, LAYOUT, TAGS, kind, number};
+use super::{Answer, Ask, AskState, DrivePortState, FLAG, LAYOUT, TAGS, TURN_BYTES, kind, number};
 use crate::either::either_of;
 
 /// Operations taken in one poll: a revocation waits no longer than these take to begin.
@@ -162,9 +162,9 @@ impl DrivePort {
         if !self.waiting.is_empty() {
             done += self.begin(backing, meter, bus);
         }
-        let mut message = [0; MESSAGE_BYTES];
+        let (mut message, mut moved) = ([0; MESSAGE_BYTES], 0);
         for nth in 0..TURN {
-            if self.over {
+            if self.over || moved >= TURN_BYTES {
                 break;
             }
             let Some(length) = self.exchange.receive(&mut message) else { break };
@@ -178,6 +178,8 @@ impl DrivePort {
             }
             done += 1;
             let ask = message.get(..length).and_then(|bytes| Ask::read_from_bytes(bytes).ok());
+            // Whatever the length is, it is checked when the operation is taken.
+            moved = ask.map_or(moved, |ask| moved.saturating_add(ask.length.get()));
             if !ask.is_some_and(|ask| self.take(backing, Some((&mut *meter, bus.now_ns)), &ask)) {
                 tracing::warn!("a front violates the protocol and is disconnected");
                 self.close();

@@ -16,7 +16,7 @@ use super::super::backing::{
     Background, Backing, InlineResult, MediaError, MediumRequest, RequestResult,
 };
 use super::zero_parts::{self, ZeroParts};
-use super::{Answer, Ask, DriveDescription, FLAG, LAYOUT, TAGS, kind, result};
+use super::{Answer, Ask, DriveDescription, FLAG, LAYOUT, TAGS, TURN_BYTES, kind, result};
 use crate::front_exchange::FrontExchange;
 use crate::lost::Lost;
 
@@ -228,13 +228,18 @@ impl RemoteBacking {
         }
     }
 
-    /// Ends the operation with `tag`.
-    fn finish(&mut self, tag: u32, outcome: Result<(), MediaError>, out: &mut Vec<RequestResult>) {
+    /// Ends the operation with `tag`; returns how many bytes were copied for it.
+    fn finish(
+        &mut self,
+        tag: u32,
+        outcome: Result<(), MediaError>,
+        out: &mut Vec<RequestResult>,
+    ) -> u64 {
         let slot = self.operations.get_mut(tag as usize);
         let Some(Operation { owner, into, zeroes }) = slot.and_then(Option::take) else {
             // An answer to nothing that was asked.
             self.exchange.break_off();
-            return;
+            return 0;
         };
         if outcome.is_ok()
             && let Some(ZeroPart { length, deallocate, sent, rest }) = zeroes
@@ -242,18 +247,21 @@ impl RemoteBacking {
             self.zero_parts.answered(deallocate, length, sent.elapsed());
             if let (Some(owner), Some(rest)) = (owner, rest) {
                 if self.zeroes_waiting.is_empty() {
-                    return self.send(tag, owner, rest);
+                    self.send(tag, owner, rest);
+                    return 0;
                 }
                 // Ranges take turns, so that a short one does not wait for all of those before it.
                 self.zeroes_waiting.push_back((owner, rest));
                 self.free.push(tag);
-                return;
+                return 0;
             }
         }
+        let mut copied = 0;
         if outcome.is_ok() && owner.is_some() {
             self.copy(tag, &into, |place, host| {
                 host.copy_from_slice(place);
             });
+            copied = bytes(&into);
         }
         if outcome == Err(MediaError::NotDurable) && !self.failed {
             self.fail();
@@ -261,6 +269,7 @@ impl RemoteBacking {
         self.free.push(tag);
         self.earlier = self.earlier.saturating_sub(1);
         out.extend(owner.map(|owner| (owner, outcome)));
+        copied
     }
 
     fn fail(&mut self) {
@@ -286,11 +295,14 @@ impl RemoteBacking {
     /// Takes in what was answered, and sends what waited for that. Returns whether anything was answered, or nothing
     /// will be any more.
     fn take_answers(&mut self, finished: &mut Vec<RequestResult>) -> bool {
-        let mut answered = false;
+        let (mut answered, mut copied) = (false, 0);
         // As many as there can be: a peer that answers without pause keeps nobody.
         for _ in 0..TAGS {
+            if copied >= TURN_BYTES {
+                break;
+            }
             let Some(answer) = self.exchange.receive::<Answer>() else { break };
-            self.finish(answer.tag.get(), result(answer.result.get()), finished);
+            copied += self.finish(answer.tag.get(), result(answer.result.get()), finished);
             answered = true;
         }
         self.advance();

@@ -1,5 +1,6 @@
 //! The two ends over one exchange: what a front reads, writes and may not do.
 
+mod turns;
 mod zeroing;
 
 use proptest::prelude::*;
