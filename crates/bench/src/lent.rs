@@ -184,14 +184,16 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Takes all completions there are; returns the buffers that are free now.
+    /// Waits for a completion, and takes all there are then; adds the buffers that are free now.
     fn take(&mut self, free: &mut Vec<usize>) -> Result<(), BenchError> {
-        while let Some(completed) = self.queue.poll(self.device)? {
+        let mut next = self.queue.wait(self.device)?;
+        while let Some(completed) = next {
             if !completed.status.is_success() {
                 let (command, status) = ("transfer", completed.status);
                 return Err(DriveError::Command { command, status }.into());
             }
             free.push(self.by_id[usize::from(completed.id)]);
+            next = self.queue.poll(self.device)?;
         }
         Ok(())
     }
@@ -211,10 +213,7 @@ impl Client<'_> {
                 self.send(next_lba(), buffer)?;
             }
             self.queue.ring(self.device)?;
-            while free.is_empty() {
-                self.device.progress();
-                self.take(&mut free)?;
-            }
+            self.take(&mut free)?;
             done += free.len() as u64;
             looks = looks.wrapping_add(1);
             if !looks.is_multiple_of(256) && load.bytes <= 65536 {
@@ -239,7 +238,6 @@ impl Client<'_> {
     fn drain(&mut self, mut in_flight: usize) -> Result<(), BenchError> {
         let mut free = Vec::new();
         while in_flight > free.len() {
-            self.device.progress();
             self.take(&mut free)?;
         }
         in_flight -= free.len();

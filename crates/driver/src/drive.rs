@@ -28,9 +28,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// After this long without an answer its status is looked at, and then again and again.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// Looks at the completion queue between two looks at the clock.
-const SPINS: u32 = 1024;
-/// After this long without an answer the processor is offered to others between looks.
-const PATIENCE: Duration = Duration::from_millis(1);
+const SPINS: u32 = 256;
 
 // The shared memory, in bytes from its start: pages for the two shadow buffers, the admin queues
 // and identify data; then the I/O queue pair; then the data.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use rackbus_memory::spin::Spinning;
 use rackbus_memory::{DmaSlice, SharedMemory};
 use rackbus_spec::accel::Condition;
 use rackbus_spec::nvme::command::{Cdw0, PSDT_PRP, PSDT_SGL_MPTR_BUFFER, RwCdw12, SQE_SIZE};
@@ -95,6 +96,7 @@ pub struct DriveQueue {
     free: Vec<u16>,
     /// Which identifiers are in flight: a drive may report anything.
     busy: Vec<bool>,
+    waits: Spinning,
 }
 
 impl DriveQueue {
@@ -116,6 +118,7 @@ impl DriveQueue {
             phase: true,
             free: (0..place.depth).rev().collect(),
             busy: vec![false; usize::from(place.depth)],
+            waits: Spinning::endless(),
         }
     }
 
@@ -293,6 +296,27 @@ impl DriveQueue {
             self.doorbell(device, register, old, new)?;
         }
         Ok(Some(Completed { id, status: Status((high >> 49) as u16), dw0 }))
+    }
+
+    /// Waits for the next completion, however long that takes, and takes it; `None` when nothing is in flight. It polls,
+    /// and after some microseconds lets others have the processor between its looks: what works on the command may have
+    /// to run on this one.
+    ///
+    /// # Errors
+    /// As [`poll`](DriveQueue::poll).
+    pub fn wait(
+        &mut self,
+        device: &mut dyn DrivenFunction,
+    ) -> Result<Option<Completed>, DriveError> {
+        self.waits.restart();
+        while self.in_flight() > 0 {
+            if let Some(completed) = self.poll(device)? {
+                return Ok(Some(completed));
+            }
+            device.progress();
+            self.waits.goes_on();
+        }
+        Ok(None)
     }
 
     fn cq_entries(&self) -> u16 {

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use rackbus_memory::SharedMemory;
+use rackbus_memory::spin::Spinning;
 use rackbus_spec::nvme::command::{CreateCqCdw11, CreateSqCdw11, QueueCdw10};
 use rackbus_spec::nvme::identify::{self as id, IdentifyController, IdentifyNamespace};
 use rackbus_spec::nvme::registers::{self as reg, Aqa, Cap, Cc, Csts};
@@ -10,7 +11,7 @@ use rackbus_spec::nvme::{AdminOpcode, Sqe};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    ADMIN_CQ, ADMIN_ENTRIES, ADMIN_SQ, DriveInfo, IDENTIFY, LOOK_AFTER, PATIENCE, SHADOW_EVENTS,
+    ADMIN_CQ, ADMIN_ENTRIES, ADMIN_SQ, DriveInfo, IDENTIFY, LOOK_AFTER, SHADOW_EVENTS,
     SHADOW_VALUES, SPINS, TIME_LIMIT,
 };
 use crate::DriveError;
@@ -25,6 +26,7 @@ pub(super) fn wait(
 ) -> Result<Completed, DriveError> {
     let start = Instant::now();
     let mut next_look = LOOK_AFTER;
+    let mut spinning = Spinning::endless();
     loop {
         for _ in 0..SPINS {
             if let Some(completed) = queue.poll(device)? {
@@ -34,7 +36,7 @@ pub(super) fn wait(
                 return Err(DriveError::Command { command: name, status: completed.status });
             }
             device.progress();
-            std::hint::spin_loop();
+            spinning.goes_on();
         }
         let waited = start.elapsed();
         if waited > next_look {
@@ -47,9 +49,6 @@ pub(super) fn wait(
         }
         if waited > TIME_LIMIT {
             return Err(DriveError::TimedOut(name));
-        }
-        if waited > PATIENCE {
-            std::thread::yield_now();
         }
     }
 }
