@@ -1,6 +1,7 @@
 //! The NVMe drive: lent, against the bound, against the same drive without lending, against fio
 //! on the same file, against other systems that serve block devices.
 
+mod copies;
 mod load;
 mod restarts;
 mod whole_rack;
@@ -22,7 +23,7 @@ use crate::report::Case;
 use crate::{BenchError, Report};
 pub use load::ClientLoad;
 pub(crate) use load::DATA;
-use load::{READ_1, READ_32, SEQUENTIAL, SEQUENTIAL_8, WRITE_1, WRITE_32};
+use load::{READ_1, READ_32, SEQUENTIAL, SEQUENTIAL_8, SEQUENTIAL_WRITE_8, WRITE_1, WRITE_32};
 
 /// How long and how often the cases of this area are measured.
 #[derive(Debug, Clone)]
@@ -109,7 +110,8 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     bench.idle_and_busy()?;
     bench.borrowing()?;
     bench.whole_rack()?;
-    bench.placements()
+    bench.placements()?;
+    bench.copies()
 }
 
 impl Bench<'_> {

@@ -49,5 +49,7 @@ pub(super) const SEQUENTIAL: ClientLoad = ClientLoad::new(128 << 10, 1, false, f
 
 pub(super) const SEQUENTIAL_8: ClientLoad = ClientLoad::new(128 << 10, 8, false, false);
 
+pub(super) const SEQUENTIAL_WRITE_8: ClientLoad = ClientLoad::new(128 << 10, 8, true, false);
+
 /// Memory for data that serves every load.
 pub(crate) const DATA: usize = 8 * (128 << 10);

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use rackbus_devices::nvme::BackingConfig;
 
-use super::{As, Bench, DATA, READ_1, READ_32, SEQUENTIAL_8, Settings, WRITE_1, fill};
+use super::{
+    As, Bench, DATA, READ_1, READ_32, SEQUENTIAL_8, SEQUENTIAL_WRITE_8, Settings, WRITE_1, fill,
+};
 use crate::BenchError;
 use crate::lent::{self, LenderProcess};
 use crate::machine::unpin;
@@ -56,6 +58,11 @@ impl Bench<'_> {
             ("front at borrower: 4k write qd1 file", WRITE_1, As::Latency),
             ("front at borrower: 4k read qd32 file", READ_32, As::Rate),
             ("front at borrower: 128k seq qd8 file", SEQUENTIAL_8, As::Bandwidth(128 << 10)),
+            (
+                "front at borrower: 128k seq write qd8 file",
+                SEQUENTIAL_WRITE_8,
+                As::Bandwidth(128 << 10),
+            ),
         ];
         if !cases.iter().any(|(case, ..)| self.wanted(case)) {
             return Ok(());
