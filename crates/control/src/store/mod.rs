@@ -38,6 +38,16 @@ pub enum StoreError {
         /// The reason that SQLite or the system gave.
         cause: rusqlite::Error,
     },
+    /// The file cannot be made, or cannot be its owner's alone.
+    #[error(
+        "{path} cannot be made its owner's alone, and has private keys: {cause}; see that the user that runs this owns it and its folder"
+    )]
+    NotPrivate {
+        /// The state file that was opened, or one that SQLite keeps beside it.
+        path: PathBuf,
+        /// The reason that the system gave.
+        cause: std::io::Error,
+    },
     /// A newer version wrote the file.
     #[error(
         "{path} was written by a newer version of rackbus (layout {found}, this one knows up to \

@@ -11,6 +11,7 @@ use rackbus_identity::{AuthorityError, CertificateAuthority};
 use rackbus_lease::Record;
 use serde::{Deserialize, Serialize};
 
+use super::sqlite::beside;
 use super::{Commit, Sqlite, Store, StoreError};
 use crate::answers::KeptAnswer;
 use crate::api::EventRecord;
@@ -240,7 +241,7 @@ impl Snapshot {
         };
         let newest = self.check_sqlite(path, replace)?;
         let new = path.with_extension("new");
-        for name in [new.clone(), wal(&new), wal(path)] {
+        for name in [new.clone(), beside(&new, "-wal"), beside(path, "-wal")] {
             match std::fs::remove_file(&name) {
                 Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
                     return Err(file(&name)(cause));
@@ -278,15 +279,10 @@ impl Snapshot {
     }
 }
 
-/// What SQLite writes beside a file.
-fn wal(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push("-wal");
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use rackbus_identity::{Revocation, Revoked};
     use rackbus_lease::{Availability, FunctionRecord, HostRecord};
 
@@ -322,7 +318,6 @@ mod tests {
 
     #[test]
     fn a_backup_is_its_owners_and_says_the_same_again() {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("backup.json");
         state().write(&path).unwrap();
@@ -396,6 +391,8 @@ mod tests {
         std::fs::copy(&path, &other).unwrap();
         assert_eq!(Snapshot::of_sqlite(&other, None).unwrap().records.len(), 3);
         assert!(!folder.path().join("control.new-wal").exists());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "it has private keys");
     }
 
     #[test]

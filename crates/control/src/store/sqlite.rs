@@ -2,8 +2,12 @@
 //!
 //! The version of its layout is SQLite's `user_version`. A file of an older version is upgraded in
 //! place when it is opened, in one transaction; one of a newer version is left alone.
+//!
+//! It has private keys of certificate authorities: only its owner may read it, and what SQLite keeps beside it.
 
 use std::ffi::c_int;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -65,6 +69,7 @@ impl Sqlite {
     /// [`StoreError`]; the file is unchanged then.
     pub fn open_any(path: &Path, rack: &str) -> Result<Sqlite, StoreError> {
         let sqlite = |cause| StoreError::Sqlite { path: path.to_owned(), cause };
+        keep_private(path)?;
         let mut connection = Connection::open(path).map_err(sqlite)?;
         connection.execute_batch("PRAGMA busy_timeout = 2000;").map_err(sqlite)?;
         let transaction = connection.transaction().map_err(sqlite)?;
@@ -190,6 +195,41 @@ impl Sqlite {
         }
         Ok(values)
     }
+}
+
+/// Has the file at `path` be its owner's alone, before anything is in it. SQLite gives the files that it makes beside it the same
+/// mode; those that an older version left there get it here.
+fn keep_private(path: &Path) -> Result<(), StoreError> {
+    let private = |path: &Path| {
+        let mode = std::fs::metadata(path)?.permissions().mode();
+        match mode & 0o077 {
+            0 => Ok(()),
+            _ => std::fs::set_permissions(path, PermissionsExt::from_mode(mode & 0o700)),
+        }
+    };
+    let refused = |path: PathBuf| move |cause: Error| StoreError::NotPrivate { path, cause };
+    let made = std::fs::File::options().write(true).create_new(true).mode(0o600).open(path);
+    match made {
+        Err(cause) if cause.kind() != ErrorKind::AlreadyExists => {
+            return Err(refused(path.to_owned())(cause));
+        }
+        _ => {}
+    }
+    private(path).map_err(refused(path.to_owned()))?;
+    for path in [beside(path, "-wal"), beside(path, "-shm")] {
+        match private(&path) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(refused(path)(cause)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The file that SQLite keeps beside the one at `path`, by what its name ends with.
+pub(super) fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
 }
 
 /// Brings the file to today's layout.
@@ -365,6 +405,31 @@ mod tests {
             assert_eq!(again.records, state.records);
             assert_eq!((again.answers, again.events), (state.answers, state.events));
         }
+    }
+
+    /// The modes of the file and of those beside it, by what their names end with.
+    fn modes(path: &Path) -> [u32; 3] {
+        ["", "-wal", "-shm"].map(|end| {
+            let found = std::fs::metadata(beside(path, end)).unwrap();
+            found.permissions().mode() & 0o777
+        })
+    }
+
+    #[test]
+    fn only_its_owner_may_read_a_file_and_those_beside_it() {
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.db");
+        let open = Sqlite::open(&path, "demo").unwrap();
+        assert_eq!(modes(&path), [0o600; 3]);
+        // As an older version left them; somebody has them open still.
+        for end in ["", "-wal", "-shm"] {
+            let mode = PermissionsExt::from_mode(0o644);
+            std::fs::set_permissions(beside(&path, end), mode).unwrap();
+        }
+        drop(Sqlite::open(&path, "demo").unwrap());
+        assert_eq!(modes(&path), [0o600; 3]);
+        drop(open);
     }
 
     #[test]
