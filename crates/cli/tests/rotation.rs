@@ -6,8 +6,10 @@ mod support;
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
 
-use rackbus_identity::Credentials;
 use rackbus_identity::rustls::{ClientConnection, StreamOwned};
+use rackbus_identity::{
+    AuthorityBundle, CertificateAuthority, CertificateRequest, Credentials, Person, Role, Subject,
+};
 use serde_json::Value;
 use support::machines::{Machine, Machines};
 use support::open;
@@ -70,7 +72,7 @@ type Tls = StreamOwned<ClientConnection, std::net::TcpStream>;
 
 /// A connection to the control plane as who has these credentials.
 fn connect(rack: &Machines, credentials: &Credentials) -> std::io::Result<Tls> {
-    let name = rackbus_identity::Subject::Control.server_name().unwrap();
+    let name = Subject::Control.server_name().unwrap();
     let tls = ClientConnection::new(credentials.client().clone(), name).unwrap();
     let socket = std::net::TcpStream::connect(rack.url.trim_start_matches("https://"))?;
     socket.set_read_timeout(Some(support::PATIENCE))?;
@@ -233,4 +235,72 @@ fn whoever_comes_too_late_is_named_and_cut_off_by_force_alone() {
     rack.node(&mut beta, "beta", Some(&token));
     let lease = beta.borrow("alpha/nvme0", "beta");
     open(&lease).read(0, &mut [0; 4096]).unwrap();
+}
+
+/// What the control plane answers to who has these credentials: all of it.
+fn answer(rack: &Machines, credentials: &Credentials, request: &str, body: &str) -> String {
+    let mut tls = connect(rack, credentials).unwrap();
+    let length = body.len();
+    let text = format!(
+        "{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    tls.write_all(text.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    tls.read_to_end(&mut answer).unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn whoever_has_the_old_key_gets_nothing_by_it_once_the_authority_is_replaced() {
+    let rack = Machines::start(RACK);
+    let [alpha, _beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let stolen = rack.control.state_dir().join("identity");
+    let stolen = CertificateAuthority::load(&stolen).unwrap().unwrap();
+    let forged = |user: &str, host: &str| {
+        let person = Person { user: user.to_owned(), role: Role::Administrator };
+        let subjects = [Subject::Person(person), Subject::Node(host.to_owned())];
+        // A thief trusts whatever there is.
+        let (old, key) = stolen.pem();
+        let known = blocks(&alpha);
+        let others: Vec<&str> = known[1..known.len() - 1].iter().map(|it| it.trim()).collect();
+        let others: Vec<&str> = others.into_iter().filter(|it| *it != old.trim()).collect();
+        let signing = CertificateAuthority::from_pem(old, &key).unwrap();
+        let bundle = AuthorityBundle::new(signing, &others).unwrap();
+        subjects.map(|it| bundle.issue(&it).unwrap())
+    };
+    let request = CertificateRequest::new().unwrap();
+    let renewal = serde_json::json!({ "request": request.text() }).to_string();
+    for forged in forged("mallory", "gamma") {
+        let answer = answer(&rack, &forged, "POST /v1/renew", &renewal);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    let refused = || {
+        for (forged, remedy) in forged("eve", "beta").iter().zip(["log in anew", "join anew"]) {
+            for (asked, body) in [("POST /v1/renew", renewal.as_str()), ("GET /v1/status", "")] {
+                let answer = answer(&rack, forged, asked, body);
+                assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+                assert!(answer.contains("none that the control plane knows"), "{answer}");
+                assert!(answer.contains(remedy), "{answer}");
+            }
+        }
+    };
+    rack.control.json(&["control", "ca", "rotate"]);
+    refused();
+    // What was got by them before is listed, and holds the rotation up.
+    rack.wait(|rack| {
+        let mut behind = behind(&status(rack));
+        behind.sort();
+        behind == ["gamma.node.rackbus", "mallory.administrator.user.rackbus"]
+    });
+    rack.control.json(&["revoke", "host", "gamma"]);
+    rack.control.json(&["revoke", "user", "mallory"]);
+    rack.wait(|rack| signing(&status(rack)) == (1, 2) && behind(&status(rack)).is_empty());
+    refused();
+    rack.control.json(&["control", "ca", "retire"]);
+    let events = rack.control.json(&["events", "--kind", "access"]).to_string();
+    for host in ["alpha", "beta"] {
+        let said = format!("{host}.node has the certificate");
+        assert!(events.contains(&said), "{said}: {events}");
+    }
 }

@@ -16,12 +16,13 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rackbus_identity::{Certified, Person, Role, Serial, Subject};
+use rackbus_identity::{Certified, Person, Role, Subject};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::ApiError;
-use crate::service::{Service, problem};
+use crate::register::CertificateRegister;
+use crate::service::{Service, anew, problem};
 use crate::versions::{self, VERSIONS, check_request};
 use table::Need;
 
@@ -160,14 +161,23 @@ impl ApiPeer {
         problem("forbidden", error, remedy)
     }
 
-    /// The number of the certificate that it shows.
-    fn serial(&self) -> Option<&Serial> {
+    /// The certificate that it shows, of those that the register has.
+    fn certified(&self) -> Option<&Certified> {
         match self {
-            ApiPeer::Node(_, Some(certified)) | ApiPeer::Person(_, certified) => {
-                Some(&certified.serial)
-            }
+            ApiPeer::Node(_, Some(certified)) | ApiPeer::Person(_, certified) => Some(certified),
             _ => None,
         }
+    }
+
+    /// Refuses who shows a certificate that was not given out.
+    ///
+    /// # Errors
+    /// `forbidden`.
+    fn check_issued(&self, register: &CertificateRegister) -> Result<(), ApiError> {
+        let Some(certified) = self.certified() else { return Ok(()) };
+        register
+            .check_issued(certified)
+            .map_err(|error| problem("forbidden", error.to_string(), anew(&error.subject)))
     }
 
     /// Who it is, for the events.
@@ -259,12 +269,13 @@ pub async fn check(
     let what = format!("{} {}", request.method(), request.uri().path());
     let decided = peer.decide(request.method(), request.uri().path());
     let decided = decided.and_then(|()| check_request(VERSIONS, request.headers()));
-    if let (Ok(_), Some(serial)) = (&decided, peer.serial()) {
-        service.note_shown(serial).await;
+    let decided = decided.and_then(|_| peer.check_issued(&service.register()));
+    if let (Ok(()), Some(certified)) = (&decided, peer.certified()) {
+        service.note_shown(&certified.serial).await;
     }
     let mut response = match decided {
         Err(refused) => refused.into_response(),
-        Ok(_) => ASKER.scope(asker.clone(), next.run(request)).await,
+        Ok(()) => ASKER.scope(asker.clone(), next.run(request)).await,
     };
     versions::say(&mut response);
     // By the table, or by who decided about the request itself.

@@ -19,10 +19,10 @@ use rackbus_identity::{
 use serde::{Deserialize, Serialize};
 
 pub use issued::{AuthorityNumbers, IssuedCertificate};
-pub(crate) use rotation::all_names;
 pub use rotation::{
     AuthorityRecord, AuthoritySet, NextAuthority, RetiringAuthority, RotationRefused, RotationStep,
 };
+pub(crate) use rotation::{all_names, short_name};
 
 /// Certificates of one subject that may be good at a time.
 const MOST_OF_ONE: usize = 64;
@@ -109,6 +109,9 @@ pub enum RegisterRefused {
     /// What it is to be renewed by, or it itself, is revoked.
     #[error("the certificate of {0} was revoked")]
     Revoked(Subject),
+    /// What it is to be renewed by was not given out by this rack's control plane.
+    #[error("{0}")]
+    NotIssued(#[from] CertificateNotIssued),
     /// No certificate has this number.
     #[error("no certificate that is good has the number {0}")]
     Unknown(Serial),
@@ -121,6 +124,19 @@ pub enum RegisterRefused {
     /// The rack's certificate authority is not replaced, or not yet.
     #[error(transparent)]
     Rotation(#[from] RotationRefused),
+}
+
+/// A certificate that an authority of the rack has signed, and that its register does not have: whoever has the key of an
+/// authority can make one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the certificate {serial}, of {subject}, is none that the control plane knows to have given out"
+)]
+pub struct CertificateNotIssued {
+    /// The number of the certificate.
+    pub serial: Serial,
+    /// Of whom it is.
+    pub subject: Subject,
 }
 
 /// The certificates that were given out and are not over, and the revocations.
@@ -200,8 +216,24 @@ impl CertificateRegister {
         certified
     }
 
+    /// Refuses a certificate that was not given out, of a rack that has begun to replace its authority: since its key may be known
+    /// to others. Before, it may have been given out by a version that kept no register.
+    ///
+    /// # Errors
+    /// [`CertificateNotIssued`].
+    pub fn check_issued(&self, shown: &Certified) -> Result<(), CertificateNotIssued> {
+        let is_known = self.issued.get(&shown.serial).is_some_and(|it| it.certified == *shown);
+        match is_known || self.authorities.is_none() {
+            true => Ok(()),
+            false => {
+                let Certified { serial, subject, .. } = shown.clone();
+                Err(CertificateNotIssued { serial, subject })
+            }
+        }
+    }
+
     /// Gives out a certificate at `now`, which the authorities `under` made; one that is renewed by `old` not if that is over or
-    /// revoked.
+    /// revoked, or [was not given out](CertificateRegister::check_issued).
     ///
     /// # Errors
     /// [`RegisterRefused`].
@@ -224,6 +256,7 @@ impl CertificateRegister {
         if old.is_some_and(|old| old.is_over(now)) {
             return Err(RegisterRefused::Over(subject.clone()));
         }
+        old.map_or(Ok(()), |old| self.check_issued(old))?;
         let all = self.issued.values().map(|it| &it.certified);
         let good = |it: &&Certified| !it.is_over(now) && self.revoked.find(it).is_none();
         let own = all.filter(|it| it.subject == *subject).filter(good).count();

@@ -46,7 +46,8 @@ pub struct NextAuthority {
     pub since: u64,
 }
 
-/// An authority that signs no more, and is trusted until it is retired. Its key is forgotten.
+/// An authority that signs no more, and is trusted until it is retired. It is kept without its key, which backups of before have
+/// still, and the place of a rack's first authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetiringAuthority {
     /// As [`AuthorityRecord::number`].
@@ -149,7 +150,7 @@ pub enum RotationRefused {
 
 /// A few names, for an error.
 fn names(subjects: &BTreeSet<Subject>) -> String {
-    let mut named: Vec<String> = subjects.iter().take(NAMED).map(short).collect();
+    let mut named: Vec<String> = subjects.iter().take(NAMED).map(short_name).collect();
     match subjects.len().checked_sub(NAMED).filter(|more| *more > 0) {
         Some(more) => named.push(format!("{more} more")),
         None if named.is_empty() => {
@@ -161,13 +162,13 @@ fn names(subjects: &BTreeSet<Subject>) -> String {
 }
 
 /// `beta.node`, as `rackbus certificates` has it.
-fn short(subject: &Subject) -> String {
+pub(crate) fn short_name(subject: &Subject) -> String {
     subject.to_string().trim_end_matches(".rackbus").to_owned()
 }
 
 /// All these names, for an event.
 pub(crate) fn all_names(subjects: &BTreeSet<Subject>) -> String {
-    subjects.iter().map(short).collect::<Vec<_>>().join(", ")
+    subjects.iter().map(short_name).collect::<Vec<_>>().join(", ")
 }
 
 impl CertificateRegister {
@@ -265,6 +266,11 @@ impl CertificateRegister {
         }
         changes.push(kept(AuthoritySet { last: None, ..set.clone() }));
         Ok((RotationStep::Retired(behind), changes))
+    }
+
+    /// The authority that made a certificate which is known.
+    pub fn issuer(&self, serial: &Serial) -> Option<u64> {
+        self.issued.get(serial).map(|it| it.under.issuer)
     }
 
     /// Whether nobody has shown the certificate with this number yet.

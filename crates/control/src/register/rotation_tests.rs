@@ -260,3 +260,40 @@ fn what_is_forced_says_whom_it_cuts_off_and_revokes_that() {
     assert!(rack.held.values().all(|(certified, ..)| !rack.is_good(certified)));
     assert_eq!(rack.register.revoked().version, 2);
 }
+
+/// Whoever has the old key makes certificates that the control plane never gave out.
+#[test]
+fn what_was_not_given_out_is_refused_once_the_authority_is_replaced() {
+    let mut rack = Rack { now: 100, ..Rack::default() };
+    rack.issue(0, None, true);
+    rack.happens(Happens::Shows(0), &mut false);
+    let (held, ..) = rack.held[&0].clone();
+    let unknown = rack.register.draft(100, subject(1), LIFE);
+    let other = Certified { subject: subject(1), ..held.clone() };
+    let longer = Certified { until: held.until + 1, ..held.clone() };
+    let forged = [unknown, other, longer];
+    let renew = |rack: &Rack, old: &Certified| {
+        let next = rack.register.draft(rack.now, old.subject.clone(), LIFE);
+        let under = rack.register.authority_numbers();
+        rack.register.issue(rack.now, &next, under, Some(old)).map(drop)
+    };
+    // A version that kept no register may have given it out.
+    assert!(forged.iter().all(|it| renew(&rack, it) == Ok(())));
+    let refused = |rack: &Rack| {
+        for it in &forged {
+            let error = rack.register.check_issued(it).unwrap_err();
+            assert_eq!(renew(rack, it), Err(RegisterRefused::NotIssued(error)));
+        }
+        assert_eq!(renew(rack, &rack.held[&0].0), Ok(()));
+    };
+    rack.happens(Happens::Rotate(false), &mut false);
+    refused(&rack);
+    rack.happens(Happens::Rotate(true), &mut false);
+    refused(&rack);
+    rack.happens(Happens::Renews(0, true), &mut false);
+    rack.happens(Happens::Shows(0), &mut false);
+    rack.happens(Happens::Retire(false), &mut false);
+    refused(&rack);
+    rack.happens(Happens::Time(1), &mut false);
+    assert_eq!(rack.set().last, None);
+}

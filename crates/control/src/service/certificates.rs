@@ -11,12 +11,22 @@ use super::{Service, WriterShared, problem};
 use crate::answers::KeyedChange;
 use crate::api::ApiError;
 use crate::register::{
-    AuthorityNumbers, AuthorityRecord, AuthoritySet, CertificateRegister, RegisterOutcome,
-    RegisterRefused, RotationRefused,
+    AuthorityNumbers, AuthorityRecord, AuthoritySet, CertificateNotIssued, CertificateRegister,
+    RegisterOutcome, RegisterRefused, RotationRefused,
 };
 
 /// The code of a refusal where the authorities changed while a certificate was made.
 pub(crate) const OTHER_AUTHORITIES: &str = "other_authorities";
+
+/// What is done about a certificate of `subject` that was not given out.
+pub(crate) fn anew(subject: &Subject) -> &'static str {
+    match subject {
+        Subject::Person(_) => "log in anew with a new token: `rackbus login`",
+        Subject::Node(_) | Subject::Control => {
+            "join anew with a new token: `rackbus token HOST`, and remove identity.pem from the node's state directory"
+        }
+    }
+}
 
 impl WriterShared {
     pub(super) fn register(&self) -> MutexGuard<'_, CertificateRegister> {
@@ -148,6 +158,9 @@ impl Service {
         self.writing.ask(ask).await?.map_err(|refused| {
             let (code, remedy) = match &refused {
                 RegisterRefused::Over(_) => ("forbidden", "join or log in again with a new token"),
+                RegisterRefused::NotIssued(CertificateNotIssued { subject, .. }) => {
+                    ("forbidden", anew(subject))
+                }
                 RegisterRefused::Revoked(_) => {
                     ("forbidden", "ask an administrator for a new token")
                 }

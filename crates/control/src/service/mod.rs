@@ -42,7 +42,7 @@ use crate::events::{Draft, Log};
 use crate::register::CertificateRegister;
 use crate::store::{Commit, Sqlite, Store, StoreError};
 
-pub(crate) use certificates::OTHER_AUTHORITIES;
+pub(crate) use certificates::{OTHER_AUTHORITIES, anew};
 use clock::{WallClock, millis};
 pub use inventory::{Inventory, InventoryDevice, InventoryDevices};
 use known::RackState;

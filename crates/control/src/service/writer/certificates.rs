@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rackbus_identity::Revoked;
+use rackbus_identity::{Certified, Revoked, Subject};
 use rackbus_lease::Decision;
 
 use super::requests::RegisterRequest;
@@ -13,7 +13,7 @@ use crate::api::{ApiError, EventKind};
 use crate::events::{Draft, LONGEST_TEXT, shortened};
 use crate::register::{
     AuthorityRecord, CertificateRegister, RegisterChange, RegisterOutcome, RegisterRefused,
-    RotationStep, all_names,
+    RotationStep, all_names, short_name,
 };
 use crate::store::{Commit, Store, StoreError};
 
@@ -164,7 +164,10 @@ fn decide(
 ) -> Result<(usize, Vec<RegisterChange>, Option<Draft>), RegisterRefused> {
     match asked {
         RegisterRequest::Issue(certified, under, old) => {
-            Ok((1, register.issue(now, certified, *under, old.as_deref())?, None))
+            let changes = register.issue(now, certified, *under, old.as_deref())?;
+            let before = old.as_ref().and_then(|old| register.issuer(&old.serial));
+            let before = before.filter(|before| *before != under.issuer);
+            Ok((1, changes, before.map(|before| renewal_event(certified, before, under.issuer))))
         }
         RegisterRequest::Revoke(what) => {
             let (count, changes) = register.revoke(now, what.clone())?;
@@ -187,6 +190,17 @@ fn decide(
 fn revocation_event(what: &Revoked, count: usize) -> Draft {
     let host = if let Revoked::Host(host) = what { Some(host.as_str()) } else { None };
     let text = format!("{what} is revoked: {count} certificates that were good");
+    Draft::of_host(EventKind::Access, host, text)
+}
+
+/// What is noted of a certificate of one authority that is renewed by a later one.
+fn renewal_event(certified: &Certified, before: u64, issuer: u64) -> Draft {
+    let Certified { subject, serial, .. } = certified;
+    let host = if let Subject::Node(host) = subject { Some(host.as_str()) } else { None };
+    let name = short_name(subject);
+    let text = format!(
+        "{name} has the certificate {serial} of certificate authority {issuer} in the place of one of {before}"
+    );
     Draft::of_host(EventKind::Access, host, text)
 }
 
