@@ -24,8 +24,10 @@ pub use rotation::{
 };
 pub(crate) use rotation::{all_names, short_name};
 
-/// Certificates of one subject that may be good at a time.
+/// Certificates of one subject that may be good and in use at a time.
 const MOST_OF_ONE: usize = 64;
+/// The same with those that another one was shown in the place of: a rotation replaces three of each holder.
+const MOST_WITH_REPLACED: usize = 8 * MOST_OF_ONE;
 /// Certificates that may be good at a time.
 const MOST: usize = 20_000;
 /// Entries that are forgotten in one step, which a store takes as a whole, and as many that are prolonged.
@@ -257,11 +259,13 @@ impl CertificateRegister {
             return Err(RegisterRefused::Over(subject.clone()));
         }
         old.map_or(Ok(()), |old| self.check_issued(old))?;
-        let all = self.issued.values().map(|it| &it.certified);
-        let good = |it: &&Certified| !it.is_over(now) && self.revoked.find(it).is_none();
-        let own = all.filter(|it| it.subject == *subject).filter(good).count();
-        if own >= MOST_OF_ONE {
-            return Err(RegisterRefused::TooMany(own, subject.to_string()));
+        let own = self.issued.values().filter(|it| it.certified.subject == *subject);
+        let good = own
+            .filter(|it| !it.certified.is_over(now) && self.revoked.find(&it.certified).is_none());
+        let (all, used) =
+            good.fold((0, 0), |(all, used), it| (all + 1, used + usize::from(!it.replaced)));
+        if used >= MOST_OF_ONE || all >= MOST_WITH_REPLACED {
+            return Err(RegisterRefused::TooMany(all, subject.to_string()));
         }
         let mut changes = self.tidied(now);
         let gone = changes
@@ -319,6 +323,32 @@ impl CertificateRegister {
             until,
         })));
         Ok((count, changes))
+    }
+
+    /// Revokes certificates that are good at `now`, each by its number.
+    ///
+    /// # Errors
+    /// [`RegisterRefused::Full`].
+    fn revoke_each<'a>(
+        &self,
+        now: u64,
+        all: impl Iterator<Item = &'a Certified>,
+    ) -> Result<Vec<RegisterChange>, RegisterRefused> {
+        let mut changes = self.tidied(now);
+        let is_gone =
+            |it: &&RegisterChange| matches!(it, RegisterChange::Forget(RegisterEntry::Revoked(_)));
+        let kept = self.revoked.revoked.len() - changes.iter().filter(is_gone).count();
+        let before = changes.len();
+        changes.extend(all.zip(self.revoked.version.saturating_add(1)..).map(|(it, number)| {
+            let Certified { serial, since, until, .. } = it.clone();
+            let what = Revoked::Serial(serial);
+            let revocation = Revocation { number, what, at: since.max(now), until };
+            RegisterChange::Put(RegisterEntry::Revoked(revocation))
+        }));
+        match kept + changes.len() - before > MOST_REVOKED {
+            true => Err(RegisterRefused::Full),
+            false => Ok(changes),
+        }
     }
 
     /// The revocations of hosts that have no certificate that was given out since and is good at `now`: their machines are no part

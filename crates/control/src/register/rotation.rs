@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use rackbus_identity::{Revoked, Serial, Subject};
+use rackbus_identity::{Serial, Subject};
 use serde::{Deserialize, Serialize};
 
 use super::issued::{AuthorityNumbers, IssuedCertificate};
@@ -187,9 +187,9 @@ impl CertificateRegister {
     pub fn behind(&self, now: u64) -> impl Iterator<Item = &IssuedCertificate> {
         let numbers = self.authority_numbers();
         self.issued.values().filter(move |it| {
-            let is_good = !it.certified.is_over(now) && self.revoked.find(&it.certified).is_none();
             let is_behind = it.under.newest < numbers.newest || it.under.issuer < numbers.issuer;
-            is_good && !it.replaced && is_behind
+            let is_used = !it.replaced && !it.certified.is_over(now);
+            is_behind && is_used && self.revoked.find(&it.certified).is_none()
         })
     }
 
@@ -257,13 +257,7 @@ impl CertificateRegister {
         if !behind.is_empty() && !force {
             return Err(RotationRefused::InUse(behind).into());
         }
-        let serials: Vec<Serial> = self.behind(now).map(|it| it.certified.serial.clone()).collect();
-        let (mut after, mut changes) = (self.clone(), Vec::new());
-        for serial in serials {
-            let (_, revoking) = after.revoke(now, Revoked::Serial(serial))?;
-            after.apply(revoking.clone());
-            changes.extend(revoking);
-        }
+        let mut changes = self.revoke_each(now, self.behind(now).map(|it| &it.certified))?;
         changes.push(kept(AuthoritySet { last: None, ..set.clone() }));
         Ok((RotationStep::Retired(behind), changes))
     }
@@ -273,15 +267,19 @@ impl CertificateRegister {
         self.issued.get(serial).map(|it| it.under.issuer)
     }
 
-    /// Whether nobody has shown the certificate with this number yet.
-    pub fn is_unshown(&self, serial: &Serial) -> bool {
-        self.issued.get(serial).is_some_and(|it| it.unshown)
+    /// Whether it changes something that the certificate with this number is shown: nobody has shown it yet, or another one was
+    /// shown last, of it and the one that it was made in the place of.
+    pub fn is_news(&self, serial: &Serial) -> bool {
+        self.issued.get(serial).is_some_and(|it| {
+            let before = it.renews.as_ref().and_then(|before| self.issued.get(before));
+            it.unshown || it.replaced || before.is_some_and(|before| !before.replaced)
+        })
     }
 
     /// Somebody has shown a certificate: those that it was made in the place of are not used any more. Of a host these are all
-    /// that were made before, as one machine is the host.
+    /// that were made before, as one machine is the host. One that was replaced is in use again: the one in its place was lost.
     pub fn shown(&self, serial: &Serial) -> Vec<RegisterChange> {
-        let Some(shown) = self.issued.get(serial).filter(|it| it.unshown) else {
+        let Some(shown) = self.issued.get(serial).filter(|_| self.is_news(serial)) else {
             return Vec::new();
         };
         let put = |it: IssuedCertificate| RegisterChange::Put(RegisterEntry::Issued(it));

@@ -196,3 +196,57 @@ fn one_cannot_have_certificates_without_end() {
     revoke(&mut register, 10 + LIFE, Revoked::User("ann".into()));
     issue(&mut register, 10 + LIFE, ann());
 }
+
+#[test]
+fn twenty_contexts_of_one_person_are_renewed_in_each_round_of_rotations() {
+    let mut register = CertificateRegister::default();
+    let shown = |register: &mut CertificateRegister, it: &Certified| {
+        register.apply(register.clone().shown(&it.serial));
+    };
+    let mut contexts: Vec<Certified> = (0..20).map(|_| issue(&mut register, 10, ann())).collect();
+    contexts.iter().for_each(|it| shown(&mut register, it));
+    // Those of two rotations.
+    for round in 1..=6 {
+        for context in &mut contexts {
+            let next = register.draft(10 + round, ann(), LIFE);
+            let changes = register.clone().issue(10 + round, &next, FIRST, Some(context));
+            register.apply(changes.unwrap_or_else(|error| panic!("round {round}: {error}")));
+            shown(&mut register, &next);
+            *context = next;
+        }
+    }
+    assert_eq!(register.issued().count(), 7 * 20);
+    // Who renews without end is refused, too.
+    let mut context = contexts.swap_remove(0);
+    let refused = loop {
+        let next = register.draft(20, ann(), LIFE);
+        match register.clone().issue(20, &next, FIRST, Some(&context)) {
+            Ok(changes) => register.apply(changes),
+            Err(refused) => break refused,
+        }
+        shown(&mut register, &next);
+        context = next;
+    };
+    assert!(matches!(refused, RegisterRefused::TooMany(MOST_WITH_REPLACED, _)), "{refused}");
+}
+
+#[test]
+fn whichever_of_two_certificates_was_shown_last_is_in_use() {
+    let mut register = CertificateRegister::default();
+    let old = issue(&mut register, 10, beta());
+    let next = register.draft(20, beta(), LIFE);
+    register.apply(register.clone().issue(20, &next, FIRST, Some(&old)).unwrap());
+    let mut shows = |it: &Certified| {
+        let changes = register.shown(&it.serial);
+        let is_news = register.is_news(&it.serial);
+        assert_eq!(changes.is_empty(), !is_news);
+        register.apply(changes);
+        assert!(!register.is_news(&it.serial), "it is noted once");
+        [&old, &next].map(|it| register.issued[&it.serial].replaced)
+    };
+    assert_eq!(shows(&old), [false, false]);
+    assert_eq!(shows(&next), [true, false]);
+    // The next one was not saved by the time that its machine was switched off.
+    assert_eq!(shows(&old), [false, false]);
+    assert_eq!(shows(&next), [true, false]);
+}

@@ -100,9 +100,9 @@ impl Service {
         self.change_register(asked, None).await.map(drop)
     }
 
-    /// Notes that somebody has shown this certificate, the first time.
+    /// Notes that somebody has shown this certificate, where that is new.
     pub(crate) async fn note_shown(&self, serial: &Serial) {
-        if !self.register().is_unshown(serial) {
+        if !self.register().is_news(serial) {
             return;
         }
         // It is shown again, where that is not stored.
