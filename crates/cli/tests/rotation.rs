@@ -170,6 +170,8 @@ fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
     let stolen = Credentials::load(folder.path()).unwrap().unwrap();
     let mut open_before = connect(&rack, &stolen).unwrap();
     assert_eq!(ask(&mut open_before).unwrap(), "HTTP/1.1 200 OK");
+    // Beta's is in use again, until its node shows the one in its place once more.
+    rack.wait(|rack| behind(&status(rack)).is_empty());
     admin.json(&["control", "ca", "retire"]);
     while let Ok(1..) = open_before.read(&mut [0; 4096]) {}
     let ended = open_before.read(&mut [0; 1]).map_err(|error| error.kind());

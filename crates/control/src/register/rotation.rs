@@ -12,7 +12,9 @@ use rackbus_identity::{Serial, Subject};
 use serde::{Deserialize, Serialize};
 
 use super::issued::{AuthorityNumbers, IssuedCertificate};
-use super::{CertificateRegister, RegisterChange, RegisterEntry, RegisterRefused};
+use super::{
+    CertificateRegister, MOST_WITH_REPLACED, RegisterChange, RegisterEntry, RegisterRefused,
+};
 
 /// How long an authority is known before it signs, in seconds: control planes that do not lead read it from the store
 /// [once a second](crate::leadership::authorities).
@@ -267,12 +269,20 @@ impl CertificateRegister {
         self.issued.get(serial).map(|it| it.under.issuer)
     }
 
-    /// Whether it changes something that the certificate with this number is shown: nobody has shown it yet, or another one was
-    /// shown last, of it and the one that it was made in the place of.
+    /// What a certificate was made in the place of, and what that was, and so on, as far as it is not forgotten.
+    fn renewed_from<'a>(
+        &'a self,
+        it: &'a IssuedCertificate,
+    ) -> impl Iterator<Item = &'a IssuedCertificate> {
+        let before = |it: &IssuedCertificate| it.renews.as_ref().and_then(|it| self.issued.get(it));
+        std::iter::successors(before(it), move |it| before(it)).take(MOST_WITH_REPLACED)
+    }
+
+    /// Whether it changes something that the certificate with this number is shown: nobody has shown it yet, or of it and those
+    /// that it was made in the place of, another one was shown last.
     pub fn is_news(&self, serial: &Serial) -> bool {
         self.issued.get(serial).is_some_and(|it| {
-            let before = it.renews.as_ref().and_then(|before| self.issued.get(before));
-            it.unshown || it.replaced || before.is_some_and(|before| !before.replaced)
+            it.unshown || it.replaced || self.renewed_from(it).any(|before| !before.replaced)
         })
     }
 
@@ -285,14 +295,8 @@ impl CertificateRegister {
         let put = |it: IssuedCertificate| RegisterChange::Put(RegisterEntry::Issued(it));
         let in_use = IssuedCertificate { unshown: false, replaced: false, ..shown.clone() };
         let mut changes = vec![put(in_use)];
-        let mut before = BTreeSet::new();
-        let mut next = shown.renews.as_ref();
-        while let Some(old) = next.and_then(|serial| self.issued.get(serial)) {
-            if old.certified.serial == *serial || !before.insert(old.certified.serial.clone()) {
-                break;
-            }
-            next = old.renews.as_ref();
-        }
+        let before = self.renewed_from(shown).map(|it| it.certified.serial.clone());
+        let mut before: BTreeSet<Serial> = before.filter(|it| it != serial).collect();
         // Those whose answers were lost.
         let is_lost = |it: &&IssuedCertificate| {
             it.unshown && it.renews.as_ref().is_some_and(|old| before.contains(old))

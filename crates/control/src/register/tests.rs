@@ -249,4 +249,14 @@ fn whichever_of_two_certificates_was_shown_last_is_in_use() {
     // The next one was not saved by the time that its machine was switched off.
     assert_eq!(shows(&old), [false, false]);
     assert_eq!(shows(&next), [true, false]);
+    // It is renewed once more, and who has the first one shows that.
+    let last = register.draft(30, beta(), LIFE);
+    register.apply(register.clone().issue(30, &last, FIRST, Some(&next)).unwrap());
+    let mut shows = |it: &Certified| {
+        register.apply(register.shown(&it.serial));
+        [&old, &next, &last].map(|it| register.issued[&it.serial].replaced)
+    };
+    assert_eq!(shows(&last), [true, true, false]);
+    assert_eq!(shows(&old), [false, true, false]);
+    assert_eq!(shows(&last), [true, true, false]);
 }
