@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tenure::Tenure;
 use crate::etcd::{Compare, EtcdClient, EtcdOperation, Kv, KvError, Revision, Txn};
-use crate::store::{ETCD_LAYOUT, Keys};
+use crate::store::{ETCD_LAYOUT, FIRST_ETCD_LAYOUT, Keys};
 
 /// Why a cluster's keys are not this rack's.
 #[derive(Debug, thiserror::Error)]
@@ -116,9 +116,9 @@ pub fn rack_of(value: &str) -> Result<String, SharedError> {
     }
 }
 
-/// What is under `rack` for the rack of this name.
-pub fn rack_value(rack: &str) -> String {
-    let whose = Whose { rack: rack.to_owned(), layout: ETCD_LAYOUT };
+/// What is under `rack` for the rack of this name, whose keys have this layout.
+pub fn rack_value(rack: &str, layout: u64) -> String {
+    let whose = Whose { rack: rack.to_owned(), layout };
     serde_json::to_string(&whose).unwrap_or_default()
 }
 
@@ -172,7 +172,7 @@ pub async fn authority(
                 Compare::Created(identity.clone(), 0),
             ],
             then: vec![
-                EtcdOperation::put(whose, rack_value(rack)),
+                EtcdOperation::put(whose, rack_value(rack, FIRST_ETCD_LAYOUT)),
                 EtcdOperation::put(identity, identity_value(first)),
             ],
             otherwise: Vec::new(),

@@ -17,15 +17,20 @@ use serde::de::DeserializeOwned;
 use super::{Commit, Store, StoreError, StoredState};
 use crate::etcd::{Compare, EtcdOperation, Kv, KvError, Revision, Txn, read_all};
 use crate::leadership::Tenure;
-use crate::register::RegisterChange;
+use crate::leadership::shared::rack_value;
+use crate::register::{RegisterChange, RegisterEntry};
 
-/// Version of the layout of the keys.
-pub const ETCD_LAYOUT: u64 = 1;
+/// Version of the layout of the keys of a rack that begins.
+pub(crate) const FIRST_ETCD_LAYOUT: u64 = 1;
+/// The newest version that is known: of a rack that has begun to replace its certificate authority. It is noted when that is
+/// stored, and not when a control plane begins, since those beside it may be older.
+pub const ETCD_LAYOUT: u64 = 2;
 
-/// Where a rack's keys are.
+/// Where a rack's keys are, and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     prefix: String,
+    rack: String,
 }
 
 impl Keys {
@@ -35,7 +40,7 @@ impl Keys {
             Some(prefix) => prefix.trim_end_matches('/').to_owned(),
             None => format!("/rackbus/{rack}"),
         };
-        Keys { prefix }
+        Keys { prefix, rack: rack.to_owned() }
     }
 
     /// A key by its name under the prefix.
@@ -195,6 +200,10 @@ pub(crate) fn operations(keys: &Keys, commit: &Commit) -> Result<Vec<EtcdOperati
         changes.insert(keys.key(&format!("answer/{forgotten}")), None);
     }
     for change in &commit.certificates {
+        if let RegisterChange::Put(RegisterEntry::Authorities(_)) = change {
+            // One that knows nothing of it would let in whom it must not.
+            changes.insert(keys.key("rack"), Some(rack_value(&keys.rack, ETCD_LAYOUT)));
+        }
         let (entry, is_kept) = match change {
             RegisterChange::Put(entry) => (entry, true),
             RegisterChange::Forget(entry) => (entry, false),
@@ -230,4 +239,29 @@ fn text(key: &str, value: &impl Serialize) -> Result<String, StoreError> {
         key: key.to_owned(),
         cause,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leadership::shared::rack_of;
+    use crate::register::AuthoritySet;
+
+    #[test]
+    fn the_layout_is_newer_from_the_first_rotation_on() {
+        let keys = Keys::of("lab", Some("/racks/one"));
+        let rack = |entries: Vec<RegisterEntry>| {
+            let certificates = entries.into_iter().map(RegisterChange::Put).collect();
+            let commit = Commit { certificates, ..Commit::default() };
+            operations(&keys, &commit).unwrap().into_iter().find_map(|it| match it {
+                EtcdOperation::Put { key, value, .. } if key == "/racks/one/rack" => Some(value),
+                _ => None,
+            })
+        };
+        assert_eq!(rack(Vec::new()), None);
+        let set = AuthoritySet::first("certificate", "key".to_owned());
+        let value = rack(vec![RegisterEntry::Authorities(Box::new(set))]).unwrap();
+        assert_eq!(value, rack_value("lab", 2), "a version that knows up to 1 refuses it");
+        assert_eq!(rack_of(&value).unwrap(), "lab");
+    }
 }

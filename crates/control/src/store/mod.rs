@@ -18,6 +18,7 @@ use std::path::PathBuf;
 
 use rackbus_lease::Record;
 
+pub(crate) use etcd::FIRST_ETCD_LAYOUT;
 pub use etcd::{ETCD_LAYOUT, Etcd, Keys};
 pub use memory::MemoryStore;
 pub use shared_snapshot::LeaderKeyHold;

@@ -2,9 +2,9 @@
 
 use rackbus_identity::CertificateAuthority;
 
-use super::Keys;
 use super::etcd::operations;
 use super::snapshot::{FORMAT, Snapshot, SnapshotError};
+use super::{FIRST_ETCD_LAYOUT, Keys};
 use crate::etcd::{
     Compare, EtcdClient, EtcdLease, EtcdOperation, KeyRange, KeyValue, Revision, Txn,
 };
@@ -133,7 +133,7 @@ impl Snapshot {
             etcd,
             vec![
                 EtcdOperation::put(keys.key("incomplete"), "1"),
-                EtcdOperation::put(keys.key("rack"), rack_value(&self.rack)),
+                EtcdOperation::put(keys.key("rack"), rack_value(&self.rack, FIRST_ETCD_LAYOUT)),
                 EtcdOperation::put(keys.key("term"), newest.saturating_add(1).to_string()),
                 EtcdOperation::Delete(keys.key("moved")),
                 EtcdOperation::Delete(keys.key("tokens")),

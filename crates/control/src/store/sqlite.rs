@@ -23,7 +23,7 @@ use crate::register::RegisterChange;
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 6] = [
+const UPGRADES: [&str; 7] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
@@ -38,6 +38,8 @@ const UPGRADES: [&str; 6] = [
      CREATE TABLE moved (place TEXT NOT NULL);",
     // Certificates that were given out, and what is revoked.
     "CREATE TABLE certificate (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
+    // Entries of a kind that the version before does not know: certificate authorities that took the place of the first one.
+    "",
 ];
 
 /// Between two tries to copy a file that somebody else locks.
@@ -367,12 +369,13 @@ mod tests {
     ///
     /// Those from version 3 on were made from that of version 2 by the upgrades up to theirs, and then have what the
     /// control planes of their version stored, as these wrote it.
-    const OLDER: [(i64, &str, [usize; 3], u64); 5] = [
+    const OLDER: [(i64, &str, [usize; 3], u64); 6] = [
         (1, include_str!("../../tests/layouts/1.sql"), [5, 0, 0], 0),
         (2, include_str!("../../tests/layouts/2.sql"), [6, 0, 0], 0),
         (3, include_str!("../../tests/layouts/3.sql"), [6, 3, 3], 0),
         (4, include_str!("../../tests/layouts/4.sql"), [7, 2, 3], 0),
         (5, include_str!("../../tests/layouts/5.sql"), [8, 2, 4], 7),
+        (6, include_str!("../../tests/layouts/6.sql"), [8, 2, 4], 7),
     ];
 
     #[test]
@@ -391,6 +394,7 @@ mod tests {
             let state = store.load().unwrap();
             let found = [state.records.len(), state.answers.len(), state.events.len()];
             assert_eq!((found, state.term), (counts, term), "{version}: {state:?}");
+            assert_eq!(state.certificates.is_empty(), version < 6, "{version}: {state:?}");
             assert_eq!(layout(&path), LAYOUT);
             let commit = Commit {
                 records: state.records.clone(),
