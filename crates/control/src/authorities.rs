@@ -26,7 +26,7 @@ use crate::client::{ControlClient, ControlClientError};
 use crate::http::key;
 use crate::leaders::TlsSource;
 use crate::machines::{self, RackAdmission};
-use crate::register::{AuthorityRecord, AuthoritySet};
+use crate::register::{AuthorityRecord, AuthoritySet, RegisterOutcome};
 use crate::service::problem;
 
 /// How long a control plane waits before it looks again whether its own certificate is to be renewed.
@@ -218,6 +218,8 @@ pub struct RotationRequest {
 /// What came of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RotationAnswer {
+    /// What the newest authority is for since: it is introduced, or signs.
+    pub newest: AuthorityPart,
     /// Of whom certificates are of no more use by it, as these name them.
     pub cut_off: Vec<String>,
 }
@@ -266,6 +268,17 @@ fn behind(admission: &RackAdmission) -> Vec<String> {
     behind.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
 }
 
+/// What came of a step that may have cut off these.
+fn stepped(
+    admission: &RackAdmission,
+    done: RegisterOutcome,
+    cut_off: Vec<String>,
+) -> RotationAnswer {
+    let is_next = admission.service().register().authorities().is_some_and(|it| it.next.is_some());
+    let newest = if is_next { AuthorityPart::Introduced } else { AuthorityPart::Signs };
+    RotationAnswer { newest, cut_off: if done.certificates > 0 { cut_off } else { Vec::new() } }
+}
+
 /// Begins to replace the certificate authority by a new one. Where that is there already and not trusted by everybody, it signs
 /// from then on, with `force`.
 #[utoipa::path(post, path = "/v1/authorities", request_body = RotationRequest,
@@ -290,7 +303,7 @@ async fn rotate(
     let next = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };
     let cut_off = behind(&admission);
     let done = admission.service().rotate(first, next, asked.force, keyed).await?;
-    Ok(Json(RotationAnswer { cut_off: if done.certificates > 0 { cut_off } else { Vec::new() } }))
+    Ok(Json(stepped(&admission, done, cut_off)))
 }
 
 /// Ends the certificate authority that was replaced: its certificates are refused from then on. Where some are in use, they are
@@ -308,7 +321,7 @@ async fn retire(
     let keyed = KeyedChange::new(key(&headers)?, "retire", &asked);
     let cut_off = behind(&admission);
     let done = admission.service().retire(asked.force, keyed).await?;
-    Ok(Json(RotationAnswer { cut_off: if done.certificates > 0 { cut_off } else { Vec::new() } }))
+    Ok(Json(stepped(&admission, done, cut_off)))
 }
 
 /// What of the OpenAPI document is about certificate authorities.

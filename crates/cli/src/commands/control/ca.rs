@@ -51,11 +51,13 @@ impl AuthorityCommand {
         match self {
             AuthorityCommand::Rotate(RotateArgs { force }) => {
                 let done = client.rotate_authority(*force).await?;
-                let what = match force {
-                    false => {
+                let what = match done.newest {
+                    AuthorityPart::Introduced => {
                         "there is a new certificate authority; it signs when everybody trusts it"
                     }
-                    true => "the new certificate authority signs",
+                    AuthorityPart::Signs | AuthorityPart::Retiring => {
+                        "the new certificate authority signs"
+                    }
                 };
                 say(&done, what, output);
             }
