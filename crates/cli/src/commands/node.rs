@@ -3,6 +3,7 @@
 
 mod joined;
 mod own_devices;
+mod renewal;
 mod succession;
 
 use std::ffi::OsString;

@@ -29,6 +29,7 @@ use rackbus_node::InheritedNode;
 
 use tokio::sync::watch;
 
+use super::renewal::renew;
 use super::succession::RackSource;
 use crate::Common;
 use crate::commands::misread;
@@ -39,15 +40,13 @@ use crate::remote::{OTHER_TOKEN, address_of, not_reached};
 
 /// How long the control plane may take to say where others are.
 const LOCATING: Duration = Duration::from_secs(2);
-/// Between two looks whether the certificate is to be renewed, at most and at least. With the shortest life there are six
-/// looks in the time in which it may be.
-const RENEWALS: (Duration, Duration) = (Duration::from_secs(3600), Duration::from_secs(1));
 /// Between two looks where the control planes are.
 const FOLLOW: Duration = Duration::from_secs(10);
 /// The file of the state directory in which it is noted what is revoked.
 const REVOKED: &str = "revoked.json";
 /// What is done about a certificate that is refused.
-const AGAIN: &str = "remove identity.pem from the state directory, and join with a new token";
+pub(super) const AGAIN: &str =
+    "remove identity.pem from the state directory, and join with a new token";
 /// The file of the state directory in which that is noted.
 const NOTED: &str = "control-planes.json";
 
@@ -361,77 +360,6 @@ fn locate_others(link: &TcpLink, control: &Arc<Leaders>) {
     });
 }
 
-/// Renews the certificate when it is time for that, or the rack has other authorities than it was made by, as
-/// `authorities` says.
-async fn renew(
-    credentials: Renewed,
-    control: Arc<Leaders>,
-    state_dir: PathBuf,
-    mut authorities: watch::Receiver<Vec<String>>,
-) {
-    let mut is_saved = true;
-    let mut told = None;
-    let own = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut shown = own.certified().serial.clone();
-    loop {
-        let mut current = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let of_rack = authorities.borrow_and_update().clone();
-        if current.is_due() || !current.are_of(&of_rack) {
-            match renewed(&control).await {
-                Ok(next) => {
-                    // Used also where it cannot be saved: the one before ends soon.
-                    *credentials.write().unwrap_or_else(PoisonError::into_inner) = next.clone();
-                    (current, is_saved, told) = (next, false, None);
-                }
-                // Once for each cause: it is tried again soon.
-                Err(failure) if told.as_ref() != Some(&failure.error) => {
-                    tracing::error!(error = failure.error, "the certificate was not renewed");
-                    told = Some(failure.error);
-                }
-                Err(_) => {}
-            }
-        }
-        if !is_saved {
-            match current.save(&state_dir) {
-                Ok(()) => is_saved = true,
-                Err(error) => tracing::error!(
-                    %error,
-                    "the renewed certificate is not saved, and would be missing after a restart"
-                ),
-            }
-        }
-        if is_saved && current.certified().serial != shown {
-            // Who has shown the new one needs the one before no more. Where that fails, another request shows it.
-            shown = current.certified().serial.clone();
-            drop(ControlClient::of(control.clone()).authorities().await);
-        }
-        let wait = match current.are_of(&of_rack) {
-            true => until_next_look(current.certified().life()),
-            false => RENEWALS.1,
-        };
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            // Who says what there is lives as long as this.
-            _ = authorities.changed() => {}
-        }
-    }
-}
-
-/// How long to wait before it is looked again whether a certificate that is good for `life` is to be renewed: several times
-/// in the third of it in which it may be, as the control plane may be out of reach; ten where it is good for 30 s or more.
-fn until_next_look(life: Duration) -> Duration {
-    let (most, least) = RENEWALS;
-    (life / 30).clamp(least, most)
-}
-
-async fn renewed(control: &Arc<Leaders>) -> Result<Credentials, Failure> {
-    let request = CertificateRequest::new().map_err(unusable)?;
-    let client = ControlClient::of(control.clone());
-    let certificates =
-        client.renew(request.text()).await.map_err(|error| not_reached(error, AGAIN))?;
-    request.answered(&certificates).map_err(unusable)
-}
-
 /// Where others reach who listens at `listen`, if they reach it as the control plane does.
 fn own_address(control: &[String], listen: SocketAddr) -> Result<SocketAddr, Failure> {
     if !listen.ip().is_unspecified() {
@@ -467,7 +395,7 @@ fn own_address(control: &[String], listen: SocketAddr) -> Result<SocketAddr, Fai
     })
 }
 
-fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
+pub(super) fn unusable(error: rackbus_identity::CredentialsError) -> Failure {
     Failure::new(error.to_string(), AGAIN)
 }
 
