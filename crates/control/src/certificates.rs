@@ -135,7 +135,9 @@ async fn revoke(
     Json(asked): Json<RevokeRequest>,
 ) -> Result<Json<RevokeAnswer>, ApiError> {
     let what = asked.what()?;
-    if let Revoked::Host(host) = &what {
+    if let Revoked::Host(host) = &what
+        && !admission.service().register().has_host(host)
+    {
         admission.check_host(host)?;
     }
     let keyed = KeyedChange::new(key(&headers)?, "revoke", &asked);

@@ -194,6 +194,12 @@ impl CertificateRegister {
         self.issued.values().map(|it| (&it.certified, self.revoked.find(&it.certified)))
     }
 
+    /// Whether the host has a certificate that is not forgotten, also where it is no part of the rack file any more.
+    pub(crate) fn has_host(&self, host: &str) -> bool {
+        let is_its = |it: &IssuedCertificate| matches!(&it.certified.subject, Subject::Node(of) if of == host);
+        self.issued.values().any(is_its)
+    }
+
     /// How many of the certificates that are not forgotten the revocation of this number covers.
     pub(crate) fn covered(&self, number: u64) -> usize {
         let its =

@@ -24,10 +24,15 @@ struct Api {
 
 impl Api {
     fn of(life: &Life, folder: &std::path::Path) -> Api {
+        Api::of_hosts(life, folder, &["alpha", "beta"])
+    }
+
+    /// The same, of a rack that has these hosts.
+    fn of_hosts(life: &Life, folder: &std::path::Path, hosts: &[&str]) -> Api {
         let authority = CertificateAuthority::open(folder, "lab").unwrap();
         let tokens = Tokens::open(folder, authority.fingerprint()).unwrap();
         let authorities = Arc::new(KnownAuthorities::new(&authority).unwrap());
-        let hosts = vec!["alpha".to_owned(), "beta".to_owned()];
+        let hosts = hosts.iter().map(|&host| host.to_owned()).collect();
         let joining = Joining::new(authorities, tokens, hosts, String::new());
         Api { routes: all_routes(life.service.clone(), Arc::new(joining)) }
     }
@@ -102,4 +107,17 @@ async fn a_host_that_joined_since_is_not_revoked_by_a_repeated_request() {
     let other = api.post("/v1/revocations", "revoke", json!({ "user": "ann" })).await;
     assert_eq!(other.0, StatusCode::UNPROCESSABLE_ENTITY, "{}", other.1);
     life.crash().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_the_rack_has_no_more_is_revoked_and_one_that_it_never_had_is_not() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let folder = tempfile::tempdir().unwrap();
+    let life = Life::start(&store, &full);
+    let before = Api::of(&life, folder.path());
+    assert_eq!(before.join(&before.token("token").await).await, StatusCode::OK);
+    let after = Api::of_hosts(&life, folder.path(), &["alpha"]);
+    assert_eq!(after.revoke("revoke").await, (1, 0, 1));
+    let (status, _) = after.post("/v1/revocations", "other", json!({ "host": "bet" })).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "a name that is mistyped is refused");
 }
