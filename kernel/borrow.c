@@ -4,7 +4,6 @@
  * in this host's PCI tree.
  */
 #include <linux/io.h>
-#include <linux/iommu.h>
 #include <linux/log2.h>
 #include <linux/slab.h>
 
@@ -112,11 +111,7 @@ static int open_ring(struct rackbus_function *fn)
 /* Whether the device and this host can reach each other. */
 static int check_dma(struct rackbus_function *fn)
 {
-	struct device *dev = &fn->ntb->pdev->dev;
-	struct iommu_domain *domain = iommu_get_domain_for_dev(dev);
-
-	if (fn->offer.direct && domain &&
-	    domain->type != IOMMU_DOMAIN_IDENTITY)
+	if (fn->offer.direct && rackbus_dma_is_translated(fn->dma_device))
 		return refused(fn, -EPERM,
 			       "the NTB's window passes by this host's IOMMU, which translates (boot with iommu=pt)");
 	return 0;

@@ -12,6 +12,7 @@
  * last file on a lost disk is closed), and even the NTB.
  */
 #include <linux/dma-mapping.h>
+#include <linux/iommu.h>
 #include <linux/scatterlist.h>
 
 #include "compat.h"
@@ -33,6 +34,14 @@ static bool is_left(struct device *dev)
 		return false;
 	pr_warn_once("rackbus: memory of a borrowed device is freed after its NTB was removed, and stays behind\n");
 	return true;
+}
+
+/* Whether this host's own IOMMU translates what arrives through the NTB. */
+bool rackbus_dma_is_translated(struct device *ntb)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(ntb);
+
+	return domain && domain->type != IOMMU_DOMAIN_IDENTITY;
 }
 
 static dma_addr_t inward(struct device *dev, dma_addr_t address)

@@ -220,6 +220,7 @@ int rackbus_iommu_register(void);
 void rackbus_iommu_unregister(void);
 
 /* dma.c */
+bool rackbus_dma_is_translated(struct device *ntb);
 extern const struct dma_map_ops rackbus_dma_ops;
 
 #endif /* _RACKBUS_INTERNAL_H */

@@ -4,6 +4,9 @@
  * of them.  It is the lender's, which maps what it is told to map and nothing
  * else.
  *
+ * What is mapped are addresses of memory, which are the NTB's only where this
+ * host's own IOMMU does not translate for it: elsewhere a function has no group.
+ *
  * A function begins in the identity domain, in which it reaches all that the
  * lender's window covers, and dma.c says the addresses.  In any other domain it
  * is isolated: it reaches what is mapped there.  The lender resets it whenever
@@ -170,6 +173,8 @@ static RACKBUS_ATTACH(rackbus_attach)
 
 	if (wanted->fn != fn)
 		return -EINVAL;
+	if (rackbus_dma_is_translated(fn->dma_device))
+		return -EPERM;
 	mutex_lock(&fn->reach_lock);
 	leave(fn);
 	ret = isolate(fn, true);
@@ -390,6 +395,10 @@ static int rackbus_iommu_notify(struct notifier_block *block,
 	if (action != BUS_NOTIFY_ADD_DEVICE || !rackbus_is_function(dev) ||
 	    !rackbus_function_of(dev)->offer.mappings)
 		return NOTIFY_DONE;
+	if (rackbus_dma_is_translated(rackbus_function_of(dev)->dma_device)) {
+		dev_info(dev, "rackbus: in no IOMMU group, and not for vfio-pci: this host's IOMMU translates for the NTB (boot with iommu=pt)\n");
+		return NOTIFY_DONE;
+	}
 	ret = iommu_fwspec_init(dev, rackbus_iommu.fwnode);
 	if (ret)
 		dev_warn(dev, "rackbus: in no IOMMU group (%d)\n", ret);
