@@ -258,6 +258,12 @@ out:
 	return ret;
 }
 
+/* Until when a lender that lives has answered. */
+unsigned long rackbus_answer_time(void)
+{
+	return jiffies + msecs_to_jiffies(ANSWER_PATIENCE_MS);
+}
+
 /*
  * Asks the lender for what takes an answer, and waits for that: -ETIMEDOUT when
  * there is none, and -ENODEV when the function was lost meanwhile.  One at a
@@ -266,7 +272,7 @@ out:
 int rackbus_ask(struct rackbus_function *fn, u32 kind, u32 value,
 		const struct rackbus_window_mapping *what)
 {
-	unsigned long until = jiffies + msecs_to_jiffies(ANSWER_PATIENCE_MS);
+	unsigned long until = rackbus_answer_time();
 	u32 after;
 	int ret;
 

@@ -9,8 +9,10 @@
  * likes; or the NTB's driver when it is unbound itself, which cannot wait for a
  * work that wants locks that its caller has.
  */
+#include <linux/delay.h>
 #include <linux/io.h>
 #include <linux/io-64-nonatomic-lo-hi.h>
+#include <linux/jiffies.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/string.h>
@@ -187,6 +189,28 @@ static void look(struct rackbus_function *fn)
 	else if (fn->unchanged >= LOOKS - 1 &&
 		 ktime_ms_delta(now, fn->heartbeat_at) >= rackbus_silence_ms)
 		rackbus_lose(fn, RACKBUS_REASON_HEARTBEAT);
+}
+
+/*
+ * Whether the lender has ended all that the function reaches: where it revokes
+ * one, it ends that first and the control area after it, which reads as all
+ * ones then.  With the bus in place, and before the NTB is closed.  May sleep.
+ */
+bool rackbus_has_ended(struct rackbus_function *fn, unsigned long until)
+{
+	bool revoked = READ_ONCE(fn->reason) == RACKBUS_REASON_REVOKED;
+	u32 state;
+
+	for (;;) {
+		state = readl(fn->header + offsetof(struct rackbus_window_header,
+						    state));
+		if (state == ~0u)
+			return revoked;
+		revoked |= state == RACKBUS_WINDOW_REVOKED;
+		if (!revoked || time_after(jiffies, until))
+			return false;
+		usleep_range(1000, 2000);
+	}
 }
 
 /* A silent lender's time is over when it is, and not at some later look. */

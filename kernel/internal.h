@@ -14,8 +14,8 @@
  *   window.c, config.c   what the lender says, checked (no hardware)
  *
  * Locks, outer ones first: pci_lock_rescan_remove(), the NTB's device_lock(),
- * those of the kernel's IOMMU groups and of VFIO, a function's reach_lock,
- * rackbus_lock, pci_bus_sem.  A function's config_lock and msi_lock are for
+ * those of the kernel's IOMMU groups and of VFIO, a function's reach_lock, the
+ * NTB's close_lock, rackbus_lock, pci_bus_sem.  A function's config_lock and msi_lock are for
  * interrupt context and have nothing inside.
  */
 #ifndef _RACKBUS_INTERNAL_H
@@ -44,6 +44,8 @@ struct rackbus_ntb {
 	struct work_struct link_work;
 	unsigned int vectors;		/* for functions */
 	DECLARE_BITMAP(used, RACKBUS_NTB_VECTORS);	/* device_lock() */
+	struct mutex close_lock;
+	bool closed;			/* written under it */
 };
 
 struct rackbus_domain;
@@ -100,6 +102,7 @@ struct rackbus_function {
 	struct mutex reach_lock;
 	bool isolated;			/* written under it */
 	struct rackbus_domain *domain;	/* what is mapped, if anything is */
+	bool unreached;			/* it reaches nothing any more, surely */
 
 	struct resource bus_range;
 	struct resource windows[RACKBUS_BARS];
@@ -154,6 +157,7 @@ void rackbus_changed(void);
 extern struct pci_driver rackbus_ntb_driver;
 bool rackbus_ntb_link_up(struct rackbus_ntb *ntb);
 void rackbus_ntb_ring(struct rackbus_ntb *ntb, u32 doorbell);
+void rackbus_ntb_close(struct rackbus_ntb *ntb);
 int rackbus_ntb_vectors_get(struct rackbus_ntb *ntb,
 			    struct rackbus_function *fn, unsigned int wanted);
 void rackbus_ntb_vectors_put(struct rackbus_ntb *ntb,
@@ -175,6 +179,7 @@ void rackbus_lose_locked(struct rackbus_function *fn,
 			 enum rackbus_reason reason);
 void rackbus_lose(struct rackbus_function *fn, enum rackbus_reason reason);
 void rackbus_lose_all(struct rackbus_ntb *ntb, enum rackbus_reason reason);
+bool rackbus_has_ended(struct rackbus_function *fn, unsigned long until);
 void rackbus_ntb_gone(struct device *ntb);
 void rackbus_probing(struct rackbus_function *fn, struct pci_dev *pdev,
 		     bool probed);
@@ -206,6 +211,7 @@ int rackbus_ask(struct rackbus_function *fn, u32 kind, u32 value,
 		const struct rackbus_window_mapping *what);
 int rackbus_bus_create(struct rackbus_function *fn);
 void rackbus_bus_remove(struct rackbus_function *fn, struct pci_bus *bus);
+unsigned long rackbus_answer_time(void);
 unsigned long rackbus_release_time(void);
 void rackbus_release_request(struct rackbus_function *fn, unsigned long until);
 void rackbus_silence(struct rackbus_function *fn);

@@ -15,7 +15,8 @@
  *
  * What is mapped is told to the lender and waited for, as whoever maps may
  * rely on it, and whoever unmaps gives the memory to others.  A lender that
- * lives and does not answer loses the function.
+ * does not say that a mapping has ended loses all functions of its NTB, which
+ * is closed before the memory is somebody else's.
  */
 #include "compat.h"
 #include "internal.h"
@@ -50,21 +51,32 @@ static struct rackbus_domain *to_rackbus_domain(struct iommu_domain *domain)
 	return container_of(domain, struct rackbus_domain, core);
 }
 
-/* With reach_lock, as are all below that do not take it. */
-static int ask(struct rackbus_function *fn, u32 kind, bool on,
-	       const struct rackbus_window_mapping *what)
+/*
+ * With reach_lock, as are all below that do not take it.  The lender did not
+ * say that a mapping has ended: it ends here, with all that arrives from there,
+ * unless the lender has taken the function away in order.  On return nothing of
+ * the function's reaches this host.
+ */
+static void end_reach(struct rackbus_function *fn)
 {
-	int ret = rackbus_ask(fn, kind, on, what);
-
-	if (ret == -ETIMEDOUT)
+	if (fn->unreached)
+		return;
+	if (rackbus_has_ended(fn, rackbus_answer_time())) {
+		rackbus_lose(fn, RACKBUS_REASON_REVOKED);
+	} else {
 		rackbus_lose(fn, RACKBUS_REASON_SILENT);
-	return ret;
+		rackbus_ntb_close(fn->ntb);
+	}
+	fn->unreached = true;
 }
 
-/*
- * What is not mapped any more is somebody else's: where the lender does not say
- * that it has ended, the function does.
- */
+/* Whether a request may have been carried out although it failed. */
+static bool is_open(int ret)
+{
+	return ret == -ETIMEDOUT || ret == -ENODEV || ret == -EPROTO;
+}
+
+/* What the lender does not do is not mapped on return. */
 static int tell(struct rackbus_function *fn,
 		const struct rackbus_mapping *mapping, bool on)
 {
@@ -75,10 +87,10 @@ static int tell(struct rackbus_function *fn,
 		.access = cpu_to_le32(mapping->access),
 		.result = cpu_to_le32(~0u),
 	};
-	int ret = ask(fn, RACKBUS_REQUEST_MAP, on, &what);
+	int ret = rackbus_ask(fn, RACKBUS_REQUEST_MAP, on, &what);
 
-	if (ret && !on)
-		rackbus_lose(fn, RACKBUS_REASON_SILENT);
+	if (ret && (!on || is_open(ret)))
+		end_reach(fn);
 	return ret;
 }
 
@@ -91,14 +103,13 @@ static int isolate(struct rackbus_function *fn, bool on)
 
 	if (fn->isolated == on)
 		return 0;
-	ret = ask(fn, RACKBUS_REQUEST_ISOLATE, on, &none);
-	if (ret && on)
-		return ret;
-	WRITE_ONCE(fn->isolated, on);
+	ret = rackbus_ask(fn, RACKBUS_REQUEST_ISOLATE, on, &none);
+	if (!ret || !on)
+		WRITE_ONCE(fn->isolated, on);
 	/* Its next driver would have it reach what is not there. */
-	if (ret)
+	if (ret && (!on || is_open(ret)))
 		rackbus_lose(fn, RACKBUS_REASON_SILENT);
-	return 0;
+	return ret;
 }
 
 /* Of all mappings, or of those before last. */
@@ -135,19 +146,33 @@ static void leave(struct rackbus_function *fn)
 {
 	if (!fn->domain)
 		return;
-	end_mappings(fn->domain, NULL);
 	fn->domain->attached = false;
 	fn->domain = NULL;
 }
 
-/* To leave what it has reached cannot fail: the lender ends it, or is gone. */
+/* Into another domain of the lender's IOMMU, in which nothing is mapped yet. */
+static int move(struct rackbus_function *fn)
+{
+	if (fn->domain)
+		end_mappings(fn->domain, NULL);
+	leave(fn);
+	return isolate(fn, true);
+}
+
+/*
+ * To leave what it has reached cannot fail: the lender ends all of it with the
+ * isolation, or it ends here.
+ */
 static RACKBUS_ATTACH(rackbus_attach_identity)
 {
 	struct rackbus_function *fn = rackbus_function_of(dev);
+	bool mapped;
 
 	mutex_lock(&fn->reach_lock);
+	mapped = fn->domain && !mtree_empty(&fn->domain->mappings);
 	leave(fn);
-	isolate(fn, false);
+	if (isolate(fn, false) && mapped)
+		end_reach(fn);
 	mutex_unlock(&fn->reach_lock);
 	return 0;
 }
@@ -158,8 +183,7 @@ static RACKBUS_ATTACH(rackbus_attach_blocked)
 	int ret;
 
 	mutex_lock(&fn->reach_lock);
-	leave(fn);
-	ret = isolate(fn, true);
+	ret = move(fn);
 	mutex_unlock(&fn->reach_lock);
 	return ret;
 }
@@ -176,8 +200,7 @@ static RACKBUS_ATTACH(rackbus_attach)
 	if (rackbus_dma_is_translated(fn->dma_device))
 		return -EPERM;
 	mutex_lock(&fn->reach_lock);
-	leave(fn);
-	ret = isolate(fn, true);
+	ret = move(fn);
 	if (!ret)
 		ret = make_mappings(wanted);
 	if (!ret) {

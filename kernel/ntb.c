@@ -11,6 +11,7 @@
 #include <linux/io.h>
 #include <linux/log2.h>
 #include <linux/module.h>
+#include <linux/mutex.h>
 #include <linux/pm.h>
 
 #include "internal.h"
@@ -51,6 +52,8 @@ bool rackbus_ntb_link_up(struct rackbus_ntb *ntb)
 {
 	u16 status;
 
+	if (READ_ONCE(ntb->closed))
+		return false;
 	if (pci_read_config_word(ntb->pdev, LINK_STATUS, &status))
 		return false;
 	return status != 0xffff && status & LINK_UP;
@@ -172,6 +175,26 @@ static void stop(struct rackbus_ntb *ntb)
 	readl(ntb->regs + NTBCNTL);
 }
 
+/*
+ * For good, until the driver is bound anew: nothing of the other host's arrives
+ * here after this, and all functions are lost.  May sleep.
+ */
+void rackbus_ntb_close(struct rackbus_ntb *ntb)
+{
+	mutex_lock(&ntb->close_lock);
+	if (!ntb->closed) {
+		stop(ntb);
+		/* Its answer comes after all that was on its way to here. */
+		pci_clear_master(ntb->pdev);
+		if (!pci_wait_for_pending_transaction(ntb->pdev))
+			pci_err(ntb->pdev, "what it reads of this host does not end\n");
+		WRITE_ONCE(ntb->closed, true);
+		pci_err(ntb->pdev, "closed, as a lender does not say that a device of its reaches memory no more: return its functions and bind it anew\n");
+	}
+	mutex_unlock(&ntb->close_lock);
+	rackbus_lose_all(ntb, RACKBUS_REASON_SILENT);
+}
+
 static int check(struct pci_dev *pdev)
 {
 	if (pdev->vendor != PCI_VENDOR_ID_INTEL ||
@@ -225,6 +248,7 @@ static int rackbus_ntb_probe(struct pci_dev *pdev,
 	if (!ntb)
 		return -ENOMEM;
 	ntb->pdev = pdev;
+	mutex_init(&ntb->close_lock);
 	INIT_WORK(&ntb->link_work, link_work);
 	ret = pcim_enable_device(pdev);
 	if (ret)
@@ -290,7 +314,7 @@ static int rackbus_ntb_resume(struct device *dev)
 {
 	struct rackbus_ntb *ntb = dev_get_drvdata(dev);
 
-	return start(ntb);
+	return ntb->closed ? 0 : start(ntb);
 }
 
 static DEFINE_SIMPLE_DEV_PM_OPS(rackbus_ntb_pm, rackbus_ntb_suspend,
