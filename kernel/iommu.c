@@ -23,8 +23,10 @@
 
 #if RACKBUS_IOMMU
 #include <linux/iommu.h>
+#include <linux/ioport.h>
 #include <linux/irqdomain.h>
 #include <linux/maple_tree.h>
+#include <linux/mm.h>
 #include <linux/slab.h>
 
 /* One mapping, which ends as a whole: none is ever split. */
@@ -227,6 +229,15 @@ static int enter(struct rackbus_domain *domain, struct rackbus_mapping *mapping,
 	return ret;
 }
 
+/* Registers of other devices are not for it, whoever has them mapped. */
+static bool is_memory(phys_addr_t address, size_t size)
+{
+	return pfn_valid(PHYS_PFN(address)) &&
+	       pfn_valid(PHYS_PFN(address + size - 1)) &&
+	       region_intersects(address, size, IORESOURCE_SYSTEM_RAM,
+				 IORES_DESC_NONE) == REGION_INTERSECTS;
+}
+
 /* Sleeps, as VFIO lets it; nobody else maps here. */
 static int rackbus_map_pages(struct iommu_domain *domain, unsigned long iova,
 			     phys_addr_t paddr, size_t pgsize, size_t pgcount,
@@ -240,9 +251,9 @@ static int rackbus_map_pages(struct iommu_domain *domain, unsigned long iova,
 
 	if (!gfpflags_allow_blocking(gfp))
 		return -EINVAL;
-	/* Registers of other devices are not for it, wherever they are. */
-	if (prot & IOMMU_MMIO || !rackbus_inside(paddr, size,
-						 fn->offer.dma_size)) {
+	if (prot & IOMMU_MMIO ||
+	    !rackbus_inside(paddr, size, fn->offer.dma_size) ||
+	    !is_memory(paddr, size)) {
 		atomic64_inc(&fn->dma_refused);
 		return -ERANGE;
 	}
