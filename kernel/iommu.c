@@ -27,6 +27,7 @@
 #include <linux/irqdomain.h>
 #include <linux/maple_tree.h>
 #include <linux/mm.h>
+#include <linux/module.h>
 #include <linux/slab.h>
 
 /* One mapping, which ends as a whole: none is ever split. */
@@ -41,6 +42,7 @@ struct rackbus_domain {
 	struct iommu_domain core;
 	struct rackbus_function *fn;	/* with a reference */
 	bool attached;			/* fn->reach_lock */
+	bool was_attached;		/* fn->reach_lock */
 	struct maple_tree mappings;	/* by all addresses of each */
 };
 
@@ -199,15 +201,19 @@ static RACKBUS_ATTACH(rackbus_attach)
 
 	if (wanted->fn != fn)
 		return -EINVAL;
-	if (rackbus_dma_is_translated(fn->dma_device))
-		return -EPERM;
 	mutex_lock(&fn->reach_lock);
-	ret = move(fn);
+	ret = rackbus_dma_is_translated(fn->dma_device) ? -EPERM : move(fn);
 	if (!ret)
 		ret = make_mappings(wanted);
+	/* The kernel goes back to it after a failure, and that cannot fail. */
+	if (ret && wanted->was_attached) {
+		rackbus_lose(fn, RACKBUS_REASON_SILENT);
+		ret = 0;
+	}
 	if (!ret) {
 		fn->domain = wanted;
 		wanted->attached = true;
+		wanted->was_attached = true;
 	}
 	mutex_unlock(&fn->reach_lock);
 	return ret;
@@ -306,9 +312,15 @@ static phys_addr_t rackbus_iova_to_phys(struct iommu_domain *domain,
 					dma_addr_t iova)
 {
 	struct rackbus_domain *in = to_rackbus_domain(domain);
-	struct rackbus_mapping *mapping = mtree_load(&in->mappings, iova);
+	struct rackbus_mapping *mapping;
+	phys_addr_t found = 0;
 
-	return mapping ? mapping->address + (iova - mapping->iova) : 0;
+	mutex_lock(&in->fn->reach_lock);
+	mapping = mtree_load(&in->mappings, iova);
+	if (mapping)
+		found = mapping->address + (iova - mapping->iova);
+	mutex_unlock(&in->fn->reach_lock);
+	return found;
 }
 
 static void rackbus_domain_free(struct iommu_domain *domain)
@@ -322,6 +334,7 @@ static void rackbus_domain_free(struct iommu_domain *domain)
 	mtree_destroy(&gone->mappings);
 	rackbus_function_put(gone->fn);
 	kfree(gone);
+	module_put(THIS_MODULE);
 }
 
 static const struct iommu_domain_ops rackbus_domain_ops = {
@@ -356,6 +369,8 @@ static struct iommu_domain *rackbus_domain_alloc(struct device *dev)
 
 	if (!domain)
 		return NULL;
+	/* It may outlive its function, in a container that is kept open. */
+	__module_get(THIS_MODULE);
 	domain->fn = rackbus_function_of(dev);
 	kref_get(&domain->fn->ref);
 	mt_init(&domain->mappings);
