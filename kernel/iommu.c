@@ -28,6 +28,7 @@
 #include <linux/maple_tree.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 /* One mapping, which ends as a whole: none is ever split. */
@@ -98,6 +99,16 @@ static int tell(struct rackbus_function *fn,
 	return ret;
 }
 
+/*
+ * Who is killed does not wait for all that it has mapped.  What the lender was
+ * asked for is waited for all the same: it may be mapped after that.
+ */
+static int make(struct rackbus_function *fn,
+		const struct rackbus_mapping *mapping)
+{
+	return fatal_signal_pending(current) ? -EINTR : tell(fn, mapping, true);
+}
+
 static int isolate(struct rackbus_function *fn, bool on)
 {
 	const struct rackbus_window_mapping none = {
@@ -137,7 +148,7 @@ static int make_mappings(struct rackbus_domain *domain)
 	int ret;
 
 	mt_for_each(&domain->mappings, mapping, at, ULONG_MAX) {
-		ret = tell(domain->fn, mapping, true);
+		ret = make(domain->fn, mapping);
 		if (ret) {
 			end_mappings(domain, mapping);
 			return ret;
@@ -229,7 +240,7 @@ static int enter(struct rackbus_domain *domain, struct rackbus_mapping *mapping,
 				 gfp);
 	if (ret || !domain->attached)
 		return ret;
-	ret = tell(domain->fn, mapping, true);
+	ret = make(domain->fn, mapping);
 	if (ret)
 		mtree_erase(&domain->mappings, mapping->iova);
 	return ret;
