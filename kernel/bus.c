@@ -78,12 +78,13 @@ static int say(struct rackbus_function *fn, u32 kind, u32 size, u32 offset,
 	return 0;
 }
 
-/* Whether the device is still being reset. */
+/* Whether the device is still being reset.  What is refused was no reset. */
 static bool resetting(struct rackbus_function *fn)
 {
 	if (fn->resetting &&
 	    rackbus_ring_passed(read_consumer(fn), fn->reset_after)) {
-		rackbus_config_reset(fn->config);
+		if (!fn->reset_answered || !readl(fn->ring + RESULT))
+			rackbus_config_reset(fn->config);
 		fn->resetting = false;
 	}
 	return fn->resetting;
@@ -140,6 +141,7 @@ static int try_write(struct rackbus_function *fn, int where, int size,
 	*waits = change.master_on;
 	if (change.kind == RACKBUS_REQUEST_RESET) {
 		fn->resetting = true;
+		fn->reset_answered = false;
 		fn->reset_after = fn->producer;
 		atomic64_inc(&fn->resets);
 	}
@@ -234,6 +236,7 @@ static int try_ask(struct rackbus_function *fn, u32 kind, u32 value,
 	*after = fn->producer;
 	if (!ret && kind == RACKBUS_REQUEST_ISOLATE) {
 		fn->resetting = true;
+		fn->reset_answered = true;
 		fn->reset_after = *after;
 	}
 out:
@@ -251,8 +254,11 @@ static int try_answer(struct rackbus_function *fn, u32 after)
 	if (fn->gone)
 		goto out;
 	ret = -EAGAIN;
-	if (rackbus_ring_passed(read_consumer(fn), after))
+	if (rackbus_ring_passed(read_consumer(fn), after)) {
+		/* Before the next request has another result. */
+		resetting(fn);
 		ret = rackbus_result(readl(fn->ring + RESULT));
+	}
 out:
 	raw_spin_unlock_irqrestore(&fn->config_lock, flags);
 	return ret;

@@ -96,6 +96,7 @@ struct rackbus_function {
 	u32 consumer;
 	bool resetting;
 	u32 reset_after;		/* done when consumer is here */
+	bool reset_answered;		/* the lender may refuse it */
 	bool gone;			/* nothing is said or asked any more */
 
 	/* reach_lock: what it reaches of this host, which takes long to change */

@@ -79,10 +79,13 @@ static inline int rackbus_ring_idle(u32 producer, u32 consumer, u32 entries)
 	return producer == consumer ? 0 : -EAGAIN;
 }
 
-/* What the lender says of a request that it has passed: 0, or negative. */
+/*
+ * What the lender says of a request that it has passed: 0, or negative.  Never
+ * -EAGAIN, which is that it has not passed it yet.
+ */
 static inline int rackbus_result(u32 result)
 {
-	return result < 4096 ? -(int)result : -EPROTO;
+	return result < 4096 && result != EAGAIN ? -(int)result : -EPROTO;
 }
 
 struct rackbus_window_request rackbus_ring_entry(u32 seq, u32 kind, u32 size,

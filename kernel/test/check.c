@@ -207,6 +207,12 @@ static void check_ring(void)
 	CHECK(le32_to_cpu(entry.what) == (1 | 2 << 8 | 0x42 << 16));
 	CHECK(le32_to_cpu(entry.value) == 0x8007);
 	CHECK(le32_to_cpu(entry.epoch) == (u32)EPOCH);
+	CHECK(rackbus_result(0) == 0);
+	CHECK(rackbus_result(EEXIST) == -EEXIST);
+	CHECK(rackbus_result(4095) == -4095);
+	CHECK(rackbus_result(EAGAIN) == -EPROTO);
+	CHECK(rackbus_result(4096) == -EPROTO);
+	CHECK(rackbus_result(~0u) == -EPROTO);
 	CHECK(rackbus_inside(0, 16, 16));
 	CHECK(!rackbus_inside(1, 16, 16));
 	CHECK(!rackbus_inside(~0ull, 2, 16));
