@@ -81,9 +81,26 @@ out:
 	return ret;
 }
 
+/* -EAGAIN: who had it has lost it, and the lender hears only now. */
+static int release_former(struct rackbus_function *fn)
+{
+	u32 last = (fn->producer - 1) & (fn->offer.ring_entries - 1);
+	struct rackbus_window_request request;
+
+	read_words(&request, fn->ring +
+		   offsetof(struct rackbus_window_ring, entries) +
+		   last * sizeof(request), sizeof(request));
+	if (rackbus_ring_released(fn->producer, &request))
+		return 0;
+	rackbus_release_request(fn, rackbus_release_time());
+	return -EAGAIN;
+}
+
 /*
  * The lender may be resetting the device for who has just let it go: what this
- * host would write meanwhile were lost.  Who borrows tries again.
+ * host would write meanwhile were lost.  Or it was lost here, and the lender
+ * has it as it was then: it may be isolated, with mappings.  Who borrows tries
+ * again.
  */
 static int open_ring(struct rackbus_function *fn)
 {
@@ -100,6 +117,8 @@ static int open_ring(struct rackbus_function *fn)
 				fn->offer.ring_entries);
 	if (ret == -EPROTO)
 		refused(fn, ret, "the ring has more than it holds");
+	if (!ret)
+		ret = release_former(fn);
 	if (ret) {
 		/* Nothing is to be said in it. */
 		iounmap(fn->ring);

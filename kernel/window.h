@@ -80,6 +80,18 @@ static inline int rackbus_ring_idle(u32 producer, u32 consumer, u32 entries)
 }
 
 /*
+ * Whether nobody has the function in this epoch, of a ring whose last request is
+ * this: whoever has lost it has not said that it is released.
+ */
+static inline bool
+rackbus_ring_released(u32 producer, const struct rackbus_window_request *last)
+{
+	return !producer ||
+	       ((le32_to_cpu(last->what) & 0xff) == RACKBUS_REQUEST_RELEASE &&
+		le32_to_cpu(last->seq) == producer - 1);
+}
+
+/*
  * What the lender says of a request that it has passed: 0, or negative.  Never
  * -EAGAIN, which is that it has not passed it yet.
  */

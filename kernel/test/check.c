@@ -207,6 +207,11 @@ static void check_ring(void)
 	CHECK(le32_to_cpu(entry.what) == (1 | 2 << 8 | 0x42 << 16));
 	CHECK(le32_to_cpu(entry.value) == 0x8007);
 	CHECK(le32_to_cpu(entry.epoch) == (u32)EPOCH);
+	CHECK(!rackbus_ring_released(10, &entry));
+	entry = rackbus_ring_entry(9, RACKBUS_REQUEST_RELEASE, 0, 0, 0, EPOCH);
+	CHECK(rackbus_ring_released(10, &entry));
+	CHECK(!rackbus_ring_released(11, &entry));
+	CHECK(rackbus_ring_released(0, &entry));
 	CHECK(rackbus_result(0) == 0);
 	CHECK(rackbus_result(EEXIST) == -EEXIST);
 	CHECK(rackbus_result(4095) == -4095);

@@ -190,6 +190,28 @@ fn what_is_released_is_isolated_no_more() {
     assert_eq!(locked(&asking.device).resets, before + 1);
 }
 
+/// A host that has lost a function did not release it: it does so when it borrows it again, in the same epoch and ring.
+#[test]
+fn what_is_borrowed_again_after_a_loss_begins_as_at_first() {
+    let mut asking = Asking::new();
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    for place in 0..3 {
+        assert_eq!(asking.map(true, [place, 8 * place, 1]), Some(0));
+    }
+    // Nothing comes of the borrower for a while, and what is mapped stays.
+    asking.function.beat(7);
+    assert!(matches!(asking.function.serve_some(), ServeOutcome::All));
+    assert_eq!(asking.mapped(), [0, 1, 2]);
+    asking.ask(RELEASE, 0).unwrap();
+    assert!(asking.mapped().is_empty() && !locked(&asking.device).isolated);
+    let invalid = Some(MappingRefusal::Invalid.errno());
+    assert_eq!(asking.map(true, [0, 0, 1]), invalid, "it reaches the window");
+    assert!(!asking.function.is_released(), "it is used again");
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.map(true, [0, 16, 3]), Some(0));
+    assert_eq!(asking.mapped(), [0]);
+}
+
 #[test]
 fn an_isolated_function_is_not_passed_on() {
     let mut asking = Asking::new();
