@@ -145,6 +145,12 @@ impl ControlledFunction {
         Ok(())
     }
 
+    /// Whether it cannot be [paused](ControlledFunction::pause) for another process, as it is isolated: also while a mapping is
+    /// being made for it. Waits for nothing.
+    pub fn is_isolated(&self) -> bool {
+        locked_within(&self.isolated, AGAIN).is_none_or(|isolated| isolated.is_some())
+    }
+
     /// Goes on after a [pause](ControlledFunction::pause).
     pub fn go_on(&self) {
         self.paused.store(false, Ordering::Release);

@@ -57,6 +57,11 @@ impl LoanHandle {
         self.function.upgrade().map_or(Ok(()), |function| function.pause(limit))
     }
 
+    /// Whether it is isolated for a user at its borrower, and cannot be [paused](LoanHandle::pause) therefore. Waits for nothing.
+    pub fn is_isolated(&self) -> bool {
+        self.function.upgrade().is_some_and(|function| function.is_isolated())
+    }
+
     /// Goes on with what came while it was paused.
     pub fn go_on(&self) {
         if let Some(function) = self.function.upgrade() {

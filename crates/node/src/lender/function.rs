@@ -178,6 +178,11 @@ impl LentFunction {
         }
     }
 
+    /// Whether it cannot be [paused](LentFunction::pause_in_window) as its borrower's VFIO has it. Waits for nothing.
+    pub(super) fn is_isolated(&self) -> bool {
+        self.lendable.windows().is_some_and(|windows| windows.is_isolated())
+    }
+
     /// Has a function that was [paused](LentFunction::pause_in_window) go on.
     pub(super) fn go_on_in_window(&self) {
         if let Some(windows) = self.lendable.windows() {

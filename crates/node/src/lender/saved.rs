@@ -94,6 +94,10 @@ impl LentFunctions {
         // A function's state may be held for seconds: the map is not locked meanwhile.
         let functions = self.read().clone();
         for (name, lent) in &functions {
+            // Looked at again when it is paused.
+            if lent.is_isolated() {
+                return Err(HandOverError::Isolated(name.clone()));
+            }
             let state = lent.lock();
             let Some(InUse { stream, session, .. }) = &state.session else { continue };
             let function = || format!("{}/{name}", self.host);

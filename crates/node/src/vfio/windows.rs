@@ -55,6 +55,11 @@ impl WindowLending {
         lent.map_or(Ok(()), |lent| lent.pause(limit))
     }
 
+    /// Whether the function that is lent so is isolated, and cannot be paused therefore. Waits for nothing.
+    pub(crate) fn is_isolated(&self) -> bool {
+        locked(&self.lent).as_ref().is_some_and(LoanHandle::is_isolated)
+    }
+
     /// Has a function that was paused go on.
     pub(crate) fn go_on(&self) {
         let lent = locked(&self.lent).clone();

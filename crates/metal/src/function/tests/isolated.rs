@@ -216,11 +216,18 @@ fn what_is_borrowed_again_after_a_loss_begins_as_at_first() {
 fn an_isolated_function_is_not_passed_on() {
     let mut asking = Asking::new();
     let limit = Duration::from_secs(60);
+    assert!(!asking.function.is_isolated());
     assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert!(asking.function.is_isolated());
     let refused = asking.function.pause(limit).unwrap_err();
     assert!(matches!(refused, MetalError::Isolated(_)), "{refused}");
     assert_eq!(asking.map(true, [0, 8, 2]), Some(0), "it goes on");
+    // While a mapping is being made, nobody waits for it who asks.
+    let making = locked(&asking.function.isolated);
+    assert!(asking.function.is_isolated());
+    drop(making);
     assert_eq!(asking.ask(ISOLATE, 0), Some(0));
+    assert!(!asking.function.is_isolated());
     asking.function.pause(limit).unwrap();
 }
 
