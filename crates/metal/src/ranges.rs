@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rackbus_memory::Access;
-use rackbus_vfio::Container;
+use rackbus_vfio::{Container, VfioError};
 
 use crate::device::{BarMap, LentBars, not_lendable};
 use crate::error::MetalError;
@@ -56,10 +56,18 @@ impl WindowRanges {
         WindowRanges { container: container.clone(), area, bars, has_bars: true }
     }
 
+    /// Ends a mapping, if it has not ended before: an end of all may have failed at a later one.
+    fn end(&self, (iova, bytes): (u64, u64)) -> Result<(), VfioError> {
+        match self.container.unmap(iova, bytes) {
+            Err(VfioError::NotMapped { .. }) => Ok(()),
+            ended => ended,
+        }
+    }
+
     fn unmap(&self, ranges: &[(u64, u64)]) {
-        for (iova, bytes) in ranges {
-            if let Err(error) = self.container.unmap(*iova, *bytes) {
-                tracing::error!(iova, %error, "a lent function's window stays mapped");
+        for range in ranges {
+            if let Err(error) = self.end(*range) {
+                tracing::error!(iova = range.0, %error, "a lent function's window stays mapped");
             }
         }
     }
@@ -79,10 +87,11 @@ impl LentRanges for WindowRanges {
 
 impl LentBars for WindowRanges {
     fn end_bars(&mut self) -> Result<(), MetalError> {
-        if std::mem::take(&mut self.has_bars) {
-            for (iova, bytes) in &self.bars {
-                self.container.unmap(*iova, *bytes)?;
+        if self.has_bars {
+            for range in &self.bars {
+                self.end(*range)?;
             }
+            self.has_bars = false;
         }
         Ok(())
     }
