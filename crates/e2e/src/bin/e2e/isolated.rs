@@ -8,7 +8,8 @@ use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
 
 use crate::metal::{DRIVE, MetalHosts, explained, join, run, start_with};
 
-/// What the borrower's scripts have in common. The host has no interrupt remapping, which VFIO asks for.
+/// What the borrower's scripts have in common. Interrupts of functions behind an NTB are not isolated from each other's, whether the
+/// host remaps interrupts or not: VFIO wants to be told that they may be used so.
 const BINDS: &str = r#"
     device=/sys/bus/pci/devices/1ff00:00:00.0
     bind() {
@@ -48,6 +49,8 @@ fn used(hosts: &mut MetalHosts) -> Result<()> {
             [ $(ls $device/iommu_group/devices | wc -l) = 1 ]
             bind vfio-pci
             refused mapped 1ff00:00:00.0 blocks
+            grep 'an IOMMU of type 1.*not permitted' refused
+            dmesg | grep 'No interrupt remapping support.*allow_unsafe_interrupts'
             echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
             mapped 1ff00:00:00.0 blocks
             physical 1ff00:00:00.0 stray"
