@@ -12,6 +12,7 @@ use crate::error::MetalError;
 use crate::isolated::{IsolatedMemory, MappingRefusal, MappingRequest};
 use crate::lender::{AGAIN, BEAT, locked, locked_within};
 use crate::loan::LentStatus;
+use crate::log_pace::LogPace;
 use crate::ntb::{DOORBELL, Ntb};
 use crate::ranges::{LentRanges, WindowRanges};
 use crate::requests::{FunctionRequest, RequestRing, Writable};
@@ -32,6 +33,8 @@ pub(crate) struct ControlledFunction {
     requests: Mutex<RequestRing>,
     /// What it reaches while it is isolated. Changed while `requests` is held.
     isolated: Mutex<Option<IsolatedMemory>>,
+    /// How often that is logged.
+    isolations: Mutex<LogPace>,
     /// Bytes of the window onto the borrower's memory.
     window: u64,
     /// Offset of its control area in the borrower's window 1.
@@ -212,6 +215,7 @@ impl ControlledFunction {
             mappings: Mutex::new(Some(mappings)),
             requests: Mutex::new(RequestRing::new(epoch, writable)),
             isolated: Mutex::default(),
+            isolations: Mutex::default(),
             window,
             control,
             epoch,
@@ -376,7 +380,10 @@ impl ControlledFunction {
 
     /// Isolates the device, or has it reach all of the window again. Where that fails it is of no more use.
     fn isolate(&self, on: bool, mapped: &mut dyn LentRanges) -> Result<(), MetalError> {
-        tracing::info!(device = self.device.name(), on, "isolated for its borrower's VFIO");
+        if let Some(left_out) = locked(&self.isolations).line(Instant::now()) {
+            let device = self.device.name();
+            tracing::info!(device, on, left_out, "isolated for its borrower's VFIO");
+        }
         self.resets.fetch_add(1, Ordering::Relaxed);
         *locked(&self.isolated) = None;
         self.device.isolate(on, mapped)?;

@@ -11,7 +11,8 @@
 //! * [`ntb`]: an end of an NTB, held by VFIO. [`message_ntb`]: one that is used for messages between two nodes. [`lender`]:
 //!   functions that are lent through it, each a `loan` of a `function`: a `device`, which is one of the `machine` or a `model`,
 //!   whose registers are in the window's `ranges`. [`messages`]: what a
-//!   model's interrupts do (pure). [`isolated`]: what a function reaches that the borrower's VFIO has (pure).
+//!   model's interrupts do (pure). [`isolated`]: what a function reaches that the borrower's VFIO has (pure). `log_pace`: how often a
+//!   borrower has a line logged (pure).
 //! * [`borrower`]: the kernel module's device file. `reach`: where a borrowed function finds this host's memory.
 
 pub mod borrower;
@@ -22,6 +23,7 @@ pub mod image;
 pub mod isolated;
 pub mod lender;
 mod loan;
+mod log_pace;
 mod machine;
 pub mod message_ntb;
 pub mod messages;

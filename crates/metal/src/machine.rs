@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rackbus_fabric::{FunctionInterrupt, Loan};
 use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
@@ -23,6 +24,7 @@ use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::isolated::{IsolatedMapping, MAPPED_MSI, MOST_MAPPINGS, MappingRefusal};
 use crate::lender::locked;
+use crate::log_pace::LogPace;
 use crate::ntb::{BorrowerWindows, Ntb};
 use crate::requests::DEVICE_CONTROL_BITS;
 use crate::saved::{MachineDescriptors, MachineState, SavedDevice, impossible};
@@ -45,6 +47,8 @@ pub(crate) struct PhysicalDevice {
     table: MsixTable,
     /// Offset of the device control register, 0 where there is none.
     device_control: u16,
+    /// How often it is logged that a mapping is refused.
+    refusals: Mutex<LogPace>,
     events: DeviceEvents,
     /// Its BARs, which the borrower's processors reach through the window, and its interrupts, which it stores through the
     /// NTB's window 1 to the borrower's local APICs.
@@ -97,6 +101,7 @@ impl PhysicalDevice {
             lending: lending.clone(),
             table,
             device_control: image.writable.device_control,
+            refusals: Mutex::default(),
             events,
             _loans: lend_bars(&bars, table, lending)?,
         };
@@ -136,6 +141,7 @@ impl PhysicalDevice {
             lending: lending.clone(),
             table,
             device_control: image.writable.device_control,
+            refusals: Mutex::default(),
             events: DeviceEvents { given_up: adopt(given_up)?, vector: adopt(vector)? },
             _loans: lend_bars(&bars, table, lending)?,
         })
@@ -173,7 +179,7 @@ impl PhysicalDevice {
         let loan = self.lending.lend(iova, size, access, Some(handle))?;
         let target = RangeTarget::part(&self.windows.memory, offset, size)
             .ok_or_else(|| not_lendable(self.facts.address, "its memory ends before"))?;
-        self.with(|opened| Ok(opened.device.container().map(iova, target, access)?))?;
+        self.with(|opened| Ok(opened.device.container().map_unexplained(iova, target, access)?))?;
         locked(&self.memory).insert(iova, loan);
         Ok(())
     }
@@ -327,12 +333,17 @@ impl WindowDevice for PhysicalDevice {
 
     fn map(&self, mapping: &IsolatedMapping) -> Result<(), MappingRefusal> {
         self.map_in(mapping).map_err(|error| {
-            tracing::warn!(device = self.name(), ?mapping, %error, "a mapping is not made");
+            if let Some(left_out) = locked(&self.refusals).line(Instant::now()) {
+                let device = self.name();
+                tracing::warn!(device, ?mapping, %error, left_out, "a mapping is not made");
+            }
             match error {
                 MetalError::Vfio(rackbus_vfio::VfioError::TooManyMappings) => {
                     MappingRefusal::TooMany
                 }
-                MetalError::Vfio(rackbus_vfio::VfioError::Range { .. }) => MappingRefusal::Taken,
+                MetalError::Vfio(rackbus_vfio::VfioError::Unmappable { .. }) => {
+                    MappingRefusal::Taken
+                }
                 MetalError::NotLent(_) => MappingRefusal::NoMemory,
                 _ => MappingRefusal::Failed,
             }

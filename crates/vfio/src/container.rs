@@ -19,11 +19,10 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::{VfioError, file, refused};
 use crate::facts::{Facts, Sysfs};
 use crate::kernel;
+use crate::usable::usable;
 
 /// Where VFIO's files are.
 const FOLDER: &str = "/dev/vfio";
-/// Pages that are mapped at least.
-const PAGE: u64 = 4096;
 
 /// What a range of a container leads to: memory that is reached by raw copies only, or registers.
 #[derive(Debug, Clone)]
@@ -222,6 +221,25 @@ impl Container {
         access: Access,
     ) -> Result<(), VfioError> {
         let backing = backing.into();
+        let length = backing.span().1;
+        self.map_unexplained(iova, backing, access).map_err(|error| match error {
+            VfioError::Unmappable { .. } => self.range_error(iova, length),
+            other => other,
+        })
+    }
+
+    /// The same for who asks for as many mappings as it likes: what is [unmappable](VfioError::Unmappable) is refused without a
+    /// report of what could be mapped.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map_unexplained(
+        &self,
+        iova: u64,
+        backing: impl Into<RangeTarget>,
+        access: Access,
+    ) -> Result<(), VfioError> {
+        let backing = backing.into();
         let (at, length) = backing.span();
         let mut mapped = locked(&self.mapped);
         if self.revoked.load(Ordering::Relaxed) {
@@ -234,20 +252,16 @@ impl Container {
                 return Err(VfioError::LockedMemory { length, limit });
             }
             Err(Errno::NOSPC) => return Err(VfioError::TooManyMappings),
-            Err(Errno::INVAL | Errno::EXIST) => return Err(self.range_error(&mapped, iova, length)),
+            Err(Errno::INVAL | Errno::EXIST) => return Err(VfioError::Unmappable { iova, length }),
             Err(errno) => return Err(refused("a mapping", format!("{iova:#x}"))(errno)),
         }
         mapped.insert(iova, (length, Some(backing)));
         Ok(())
     }
 
-    fn range_error(
-        &self,
-        mapped: &BTreeMap<u64, MappedRange>,
-        iova: u64,
-        length: u64,
-    ) -> VfioError {
+    fn range_error(&self, iova: u64, length: u64) -> VfioError {
         let ranges = kernel::iova_ranges(&self.file).unwrap_or_default();
+        let mapped = locked(&self.mapped);
         let taken = mapped.iter().map(|(at, (length, _))| (*at, at + (length - 1)));
         VfioError::Range { iova, length, usable: usable(ranges, taken) }
     }
@@ -371,43 +385,9 @@ fn inside(mapped: &BTreeMap<u64, MappedRange>, iova: u64, length: u64) -> Option
     (whole && !touched.is_empty()).then(|| touched.into_iter().map(|(at, _)| at).collect())
 }
 
-/// What is left of ranges that can be mapped, for people; each range is a first and a last address.
-fn usable(ranges: Vec<(u64, u64)>, taken: impl Iterator<Item = (u64, u64)>) -> String {
-    if ranges.is_empty() {
-        return "the ranges that it does not tell".to_owned();
-    }
-    let mut free = ranges;
-    for (first, last) in taken {
-        let cut = |(from, to): (u64, u64)| {
-            let before =
-                first.checked_sub(1).filter(|end| from <= *end).map(|end| (from, end.min(to)));
-            let after =
-                last.checked_add(1).filter(|begin| *begin <= to).map(|begin| (begin.max(from), to));
-            before.into_iter().chain(after).collect::<Vec<_>>()
-        };
-        free = free.into_iter().flat_map(cut).collect();
-        free.dedup();
-    }
-    free.retain(|(from, to)| to - from >= PAGE - 1);
-    let shown: Vec<String> = free.iter().map(|(from, to)| format!("{from:#x}-{to:#x}")).collect();
-    if shown.is_empty() { "no range".to_owned() } else { shown.join(", ") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_free_ranges_are_reported() {
-        let ranges = vec![(0, 0xfedf_ffff), (0xfef0_0000, u64::MAX)];
-        let left =
-            usable(ranges.clone(), [(0, 0xffff), (0xfee0_0000 - 0x1000, 0xfedf_ffff)].into_iter());
-        assert_eq!(left, "0x10000-0xfedfefff, 0xfef00000-0xffffffffffffffff");
-        assert_eq!(usable(vec![(0, 0xfff)], [(0, 0xfff)].into_iter()), "no range");
-        assert_eq!(usable(Vec::new(), std::iter::empty()), "the ranges that it does not tell");
-        let all = usable(ranges, [(0xfef0_0000, u64::MAX)].into_iter());
-        assert_eq!(all, "0x0-0xfedfffff");
-    }
 
     #[test]
     fn a_part_of_registers_is_inside_of_them() {

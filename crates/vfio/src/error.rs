@@ -159,6 +159,14 @@ pub enum VfioError {
         /// The ranges that can be mapped.
         usable: String,
     },
+    /// The IOMMU has no such addresses, or a part of them is mapped: a [range](VfioError::Range) that nobody looked at.
+    #[error("the IOMMU cannot map {iova:#x}+{length:#x}, or a part of it is mapped already")]
+    Unmappable {
+        /// First address of the range, as the device sees it.
+        iova: u64,
+        /// Length of the range in bytes.
+        length: u64,
+    },
     /// Nothing is mapped there, or a part of a mapping.
     #[error("no mapping is at {iova:#x}+{length:#x}")]
     NotMapped {

@@ -27,6 +27,7 @@ pub mod faults;
 mod kernel;
 pub mod reset;
 pub mod taker;
+mod usable;
 
 pub use binding::{Binding, Bindings, TakenFunction};
 pub use container::{Container, RangeTarget};
