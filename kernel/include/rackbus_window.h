@@ -61,6 +61,9 @@
  *   - state becomes revoked.  Then bus mastering is switched off, the windows
  *     are unmapped and the device is reset, in this order; the lender need not
  *     wait for the borrower.  A read of the borrower gives all ones then.
+ *   - A device that is isolated is shown as revoked for a second when its bus
+ *     mastering is off, before the windows are unmapped.  A borrower that has
+ *     seen both, one after the other, knows that it reaches nothing any more.
  *   - The same place in window 1 leads to another function only when the
  *     borrower's node has said that its module has returned this one.
  */

@@ -20,6 +20,10 @@ use crate::room::LoanPlace;
 use crate::saved::{LoanState, SavedLoan, impossible};
 use crate::window::{ControlArea, DIRECT, FunctionStatus, Offer, RING_ENTRIES, WindowBar};
 
+/// How long one that was isolated is shown as revoked before its control area is gone: longer than the borrower's module takes
+/// from one look to the next, as that cannot say that it has seen it.
+const SHOWN_REVOKED: Duration = Duration::from_secs(1);
+
 /// Told, once, why a function was taken away from its borrower.
 pub type OnTakenAway = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -435,8 +439,13 @@ impl ControlledFunction {
         let Some(mapped) = mappings.take() else { return };
         // A device that still masters the bus would run into faults.
         let mapped = (!is_cut).then_some(mapped);
-        if let Err(error) = self.device.set_master(false) {
-            tracing::warn!(device = self.device.name(), %error, "bus mastering could not be turned off");
+        match self.device.set_master(false) {
+            // The borrower's module is to see it: what VFIO has mapped there is somebody else's once the area is gone after that.
+            Ok(()) if locked(&self.isolated).is_some() => std::thread::sleep(SHOWN_REVOKED),
+            Ok(()) => {}
+            Err(error) => {
+                tracing::warn!(device = self.device.name(), %error, "bus mastering could not be turned off");
+            }
         }
         drop(mapped);
         if let Err(error) = self.device.reset() {

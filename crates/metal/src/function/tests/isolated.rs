@@ -15,6 +15,9 @@ struct DeviceRecord {
     /// It refuses what it is told next.
     fails: bool,
     resets: u32,
+    /// When bus mastering was turned off, and when the borrower's window ended.
+    stopped: Option<Instant>,
+    ended: Option<Instant>,
 }
 
 struct IsolatingDevice(Arc<Mutex<DeviceRecord>>);
@@ -28,7 +31,8 @@ impl WindowDevice for IsolatingDevice {
         false
     }
 
-    fn set_master(&self, _on: bool) -> Result<(), MetalError> {
+    fn set_master(&self, on: bool) -> Result<(), MetalError> {
+        locked(&self.0).stopped = (!on).then(Instant::now);
         Ok(())
     }
 
@@ -104,12 +108,37 @@ const ISOLATE: u32 = 4;
 const MAP: u32 = 5;
 const RELEASE: u32 = 3;
 
+/// What is mapped for a borrower, which notes when that ends.
+struct NotedRanges(Arc<Mutex<DeviceRecord>>);
+
+impl LentBars for NotedRanges {
+    fn end_bars(&mut self) -> Result<(), MetalError> {
+        Ok(())
+    }
+
+    fn lend_bars(&mut self, _bars: Vec<BarMap>) -> Result<(), MetalError> {
+        Ok(())
+    }
+}
+
+impl LentRanges for NotedRanges {
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+}
+
+impl Drop for NotedRanges {
+    fn drop(&mut self) {
+        locked(&self.0).ended = Some(Instant::now());
+    }
+}
+
 impl Asking {
     fn new() -> Asking {
         let device = Arc::<Mutex<DeviceRecord>>::default();
         let lent = (
             Box::new(IsolatingDevice(device.clone())) as _,
-            Box::new(NoRanges) as _,
+            Box::new(NotedRanges(device.clone())) as _,
             ControlArea::new().unwrap(),
         );
         let writable = Writable { msix_control: 0, device_control: 0 };
@@ -210,6 +239,20 @@ fn what_is_borrowed_again_after_a_loss_begins_as_at_first() {
     assert_eq!(asking.ask(ISOLATE, 1), Some(0));
     assert_eq!(asking.map(true, [0, 16, 3]), Some(0));
     assert_eq!(asking.mapped(), [0]);
+}
+
+/// Its borrower's kernel gives memory to others when it has seen that it is revoked, and then that its area is gone.
+#[test]
+fn an_isolated_function_is_shown_as_revoked_after_it_was_stopped() {
+    let mut asking = Asking::new();
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    asking.function.end();
+    let (stopped, ended) = {
+        let record = locked(&asking.device);
+        (record.stopped.unwrap(), record.ended.unwrap())
+    };
+    assert!(ended.duration_since(stopped) >= SHOWN_REVOKED);
+    assert!(!asking.function.area.is_ready(EPOCH));
 }
 
 #[test]
