@@ -98,7 +98,8 @@ fn returned(hosts: &mut MetalHosts) -> Result<()> {
     .map(drop)
 }
 
-/// The lender dies while a program has the drive: the program is told, and the drive is gone from the host when it ends.
+/// The lender dies while a program has the drive: the program is told, and the drive is gone from the host when it ends. Nobody says
+/// that what the program had mapped is not reached any more, so the NTB is closed.
 fn lost(hosts: &mut MetalHosts) -> Result<()> {
     let MetalHosts { lender, borrower, .. } = hosts;
     run(
@@ -128,6 +129,7 @@ fn lost(hosts: &mut MetalHosts) -> Result<()> {
             grep told told
             until_ok gone
             [ ! -e $device ]
+            dmesg | grep 'closed, as a lender does not say'
             rackbus events | tail -n 4
             pkill -TERM -f 'files/rackbus node'
             until_ok rmmod rackbus
