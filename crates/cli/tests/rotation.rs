@@ -5,6 +5,7 @@ mod support;
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
+use std::path::Path;
 
 use rackbus_identity::rustls::{
     AlertDescription, ClientConnection, Error as TlsError, StreamOwned,
@@ -130,6 +131,42 @@ fn check_refused(rack: &Machines, beta: &Machine, stolen: &Credentials) {
     assert_eq!(cause, Some(&expected), "{refused:?}");
 }
 
+/// The nodes come by themselves, people with their next command, and none signs before; nor does a crash change that.
+fn introduce(rack: &mut Machines, [admin, ann]: [&Machine; 2], uses: &dyn Fn(u8)) {
+    admin.json(&["control", "ca", "rotate"]);
+    admin.json(&["status"]);
+    rack.wait(|rack| behind(&status(rack)) == ["ann.operator.user.rackbus"]);
+    uses(2);
+    rack.restart_control();
+    assert_eq!(signing(&status(rack)), (0, 2));
+    let refused = admin.bad(&["control", "ca", "retire"]);
+    assert!(refused.contains("not trusted yet by ann.operator.user"), "{refused}");
+    assert!(admin.bad(&["control", "ca", "rotate"]).contains("not trusted yet by"));
+    ann.json(&["status"]);
+    rack.wait(|rack| signing(&status(rack)) == (1, 2));
+    uses(3);
+}
+
+/// A token of before names the old authority, and is refused; with another one gamma joins.
+fn join_by_a_new_token(rack: &Machines, early: &Path) -> Machine {
+    let mut gamma = rack.machine("gamma");
+    let said = gamma.bad(&[
+        "node",
+        "--host",
+        "gamma",
+        "--join",
+        &rack.url,
+        "--token-file",
+        early.to_str().unwrap(),
+        "--listen",
+        "127.0.0.1:0",
+    ]);
+    assert!(said.contains("another rack's, or was made before"), "{said}");
+    let token = rack.token("gamma");
+    rack.node(&mut gamma, "gamma", Some(&token));
+    gamma
+}
+
 #[test]
 fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
     let mut rack = Machines::start(RACK);
@@ -153,19 +190,7 @@ fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
     }
     assert!(admin.bad(&["control", "ca", "retire"]).contains("none to retire"));
 
-    // The nodes come by themselves, people with their next command, and none signs before; nor does a crash change that.
-    admin.json(&["control", "ca", "rotate"]);
-    admin.json(&["status"]);
-    rack.wait(|rack| behind(&status(rack)) == ["ann.operator.user.rackbus"]);
-    uses(2);
-    rack.restart_control();
-    assert_eq!(signing(&status(&rack)), (0, 2));
-    let refused = admin.bad(&["control", "ca", "retire"]);
-    assert!(refused.contains("not trusted yet by ann.operator.user"), "{refused}");
-    assert!(admin.bad(&["control", "ca", "rotate"]).contains("not trusted yet by"));
-    ann.json(&["status"]);
-    rack.wait(|rack| signing(&status(rack)) == (1, 2));
-    uses(3);
+    introduce(&mut rack, [&admin, &ann], &uses);
 
     // All get certificates of the new one.
     rack.wait(|rack| {
@@ -196,24 +221,7 @@ fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
     uses(4);
     check_refused(&rack, &beta, &stolen);
 
-    // A token of before names the old one.
-    let mut gamma = rack.machine("gamma");
-    let early = early.to_str().unwrap();
-    let said = gamma.bad(&[
-        "node",
-        "--host",
-        "gamma",
-        "--join",
-        &rack.url,
-        "--token-file",
-        early,
-        "--listen",
-        "127.0.0.1:0",
-    ]);
-    assert!(said.contains("another rack's, or was made before"), "{said}");
-    let token = rack.token("gamma");
-    rack.node(&mut gamma, "gamma", Some(&token));
-
+    let gamma = join_by_a_new_token(&rack, &early);
     reach_each_other(&rack, alpha, [(&beta, "beta"), (&gamma, "gamma")]);
     ann.json(&["status"]);
     check_events(&rack);

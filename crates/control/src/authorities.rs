@@ -117,7 +117,7 @@ pub async fn renew(
 pub struct ControlPlanesSource {
     /// The addresses (`HOST:PORT`) as they are known now.
     pub addresses: Arc<dyn Fn() -> Vec<String> + Send + Sync>,
-    /// Shows who asks.
+    /// The certificate that is shown to them, and the authorities that theirs must be of.
     pub tls: TlsSource,
 }
 
@@ -156,9 +156,9 @@ impl ControlPlanesSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AuthorityPart {
-    /// It makes certificates.
+    /// Certificates are made by it from now on.
     Signs,
-    /// It is to, when everybody trusts it.
+    /// It makes none yet: it is to, when everybody trusts it.
     Introduced,
     /// It did, and is trusted until it is retired.
     Retiring,

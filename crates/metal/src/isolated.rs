@@ -28,7 +28,7 @@ pub struct MappingRequest {
     pub iova: u64,
     /// Where it begins in the borrower's memory.
     pub address: u64,
-    /// Its bytes.
+    /// How many bytes it has.
     pub size: u64,
     /// What the function may do there, in bits.
     pub access: u32,
@@ -41,7 +41,7 @@ pub struct IsolatedMapping {
     pub iova: u64,
     /// Where it begins in the window onto the borrower's memory.
     pub offset: u64,
-    /// Its bytes.
+    /// How many bytes it has.
     pub size: u64,
     /// What the function may do there.
     pub access: Access,

@@ -24,7 +24,7 @@ pub const RING_ENTRIES: u32 = 128;
 pub const HEARTBEAT_MS: u64 = 100;
 /// Where x86 takes interrupts as writes, 1 MiB.
 pub const MSI_ADDRESS: u64 = 0xfee0_0000;
-/// Bytes of that.
+/// How many bytes that takes.
 pub const MSI_SIZE: u64 = 1 << 20;
 /// The flag of a window onto the borrower's memory that bypasses the borrower's own IOMMU.
 pub const DIRECT: u32 = 1;

@@ -232,7 +232,7 @@ impl Container {
     /// report of what could be mapped.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`map`](Container::map).
     pub fn map_unexplained(
         &self,
         iova: u64,

@@ -139,7 +139,6 @@ impl Args {
             log_lines_left_out: log::lines_left_out,
             is_node: is_node(&run_dir),
         };
-        let failed = |error: String| Failure::new(error, "see to the cause, and start again");
         let socket = rackbus_node::control_socket(&run_dir);
         if let (StoreKind::Etcd, Some(listen)) = (self.store, self.listen) {
             let (cluster, keys) = (self.etcd.cluster()?, self.etcd.keys(&rack.name));
@@ -158,22 +157,33 @@ impl Args {
             };
             return shared.serve().await;
         }
+        self.serve_alone(options, (&rack, text), &running.state_dir, &socket).await
+    }
+
+    /// Serves a rack whose only control plane this is, until asked to end.
+    async fn serve_alone(
+        &self,
+        options: ServiceOptions,
+        (rack, text): (&Rack, String),
+        state_dir: &Path,
+        socket: &Path,
+    ) -> Result<(), Failure> {
+        let failed = |error: String| Failure::new(error, "see to the cause, and start again");
         let service = Service::open(options).map_err(|error| failed(error.to_string()))?;
         let counted = service.clone();
         let scraped = scraped(Arc::new(move || counted.metrics()), self.metrics);
         tracing::info!(rack = rack.name, "control plane up");
         let served = async {
             match self.listen {
-                None => serve(service, &socket).await.map_err(|error| failed(error.to_string())),
+                None => serve(service, socket).await.map_err(|error| failed(error.to_string())),
                 Some(listen) => {
                     let stored = service.authorities();
-                    let state_dir = &running.state_dir;
-                    let machines = Machines::open(&rack, text, state_dir, listen, stored).await?;
+                    let machines = Machines::open(rack, text, state_dir, listen, stored).await?;
                     let Machines { listener, joining, credentials } = machines;
                     let revocations = service.revocations().clone();
                     let routes = machines::all_routes(service, joining);
                     let served =
-                        machines::serve(routes, &socket, listener, credentials, revocations);
+                        machines::serve(routes, socket, listener, credentials, revocations);
                     served.await.map_err(|error| failed(error.to_string()))
                 }
             }
@@ -181,7 +191,7 @@ impl Args {
         tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome,
-            never = process::ready_at(&socket) => match never {},
+            never = process::ready_at(socket) => match never {},
             () = process::asked_to_end() => Ok(()),
         }
     }

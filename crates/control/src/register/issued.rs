@@ -22,7 +22,7 @@ impl AuthorityNumbers {
 /// A certificate that was given out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IssuedCertificate {
-    /// What it says.
+    /// Its number, its holder and how long it is good, as it says.
     #[serde(flatten)]
     pub certified: Certified,
     /// Who made it, and which authority whoever has it trusts.

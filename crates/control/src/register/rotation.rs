@@ -42,7 +42,7 @@ impl fmt::Debug for AuthorityRecord {
 /// An authority that is to sign when everybody trusts it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NextAuthority {
-    /// The authority itself.
+    /// Its certificate and its key.
     pub authority: AuthorityRecord,
     /// Since when it is there, in seconds since 1970.
     pub since: u64,

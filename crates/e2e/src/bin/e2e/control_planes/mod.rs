@@ -240,7 +240,7 @@ impl DriveUse {
         Ok(())
     }
 
-    /// Ends it.
+    /// Has the user end, and prints how long its operations took.
     fn end(&mut self) -> Result<()> {
         self.counted.1.store(true, Ordering::Relaxed);
         let worker = self.worker.take().ok_or_else(|| CheckFailure("it has ended".to_owned()))?;
