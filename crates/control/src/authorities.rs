@@ -26,7 +26,7 @@ use crate::client::{ControlClient, ControlClientError};
 use crate::http::key;
 use crate::leaders::TlsSource;
 use crate::machines::{self, RackAdmission};
-use crate::register::{AuthorityRecord, AuthoritySet, RegisterOutcome};
+use crate::register::{AuthorityRecord, AuthoritySet, RegisterOutcome, RotationStep};
 use crate::service::problem;
 
 /// How long a control plane waits before it looks again whether its own certificate is to be renewed.
@@ -261,22 +261,18 @@ async fn status(State(admission): Shared) -> Result<Json<AuthorityStatus>, ApiEr
     Ok(Json(AuthorityStatus { authorities: all.map(trusted).collect(), behind, control_planes }))
 }
 
-/// Whom the next step would cut off, by name.
-fn behind(admission: &RackAdmission) -> Vec<String> {
-    let register = admission.service().register();
-    let behind = register.behind(now()).map(|it| it.certified.subject.to_string());
-    behind.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
-}
-
-/// What came of a step that may have cut off these.
-fn stepped(
-    admission: &RackAdmission,
-    done: RegisterOutcome,
-    cut_off: Vec<String>,
-) -> RotationAnswer {
-    let is_next = admission.service().register().authorities().is_some_and(|it| it.next.is_some());
-    let newest = if is_next { AuthorityPart::Introduced } else { AuthorityPart::Signs };
-    RotationAnswer { newest, cut_off: if done.certificates > 0 { cut_off } else { Vec::new() } }
+/// What came of a request for a step. Of one that had been done before nobody is named any more: the events do.
+fn stepped(admission: &RackAdmission, done: RegisterOutcome) -> RotationAnswer {
+    let is_introduced = match &done.step {
+        Some(step) => *step == RotationStep::Introduced,
+        None => {
+            let register = admission.service().register();
+            register.authorities().is_some_and(|it| it.next.is_some())
+        }
+    };
+    let newest = if is_introduced { AuthorityPart::Introduced } else { AuthorityPart::Signs };
+    let cut_off = done.step.iter().flat_map(RotationStep::cut_off).map(Subject::to_string);
+    RotationAnswer { newest, cut_off: cut_off.collect() }
 }
 
 /// Begins to replace the certificate authority by a new one. Where that is there already and not trusted by everybody, it signs
@@ -301,9 +297,8 @@ async fn rotate(
     let (certificate, key) = made.pem();
     // Which number it has is decided with all else.
     let next = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };
-    let cut_off = behind(&admission);
     let done = admission.service().rotate(first, next, asked.force, keyed).await?;
-    Ok(Json(stepped(&admission, done, cut_off)))
+    Ok(Json(stepped(&admission, done)))
 }
 
 /// Ends the certificate authority that was replaced: its certificates are refused from then on. Where some are in use, they are
@@ -319,9 +314,8 @@ async fn retire(
     Json(asked): Json<RotationRequest>,
 ) -> Result<Json<RotationAnswer>, ApiError> {
     let keyed = KeyedChange::new(key(&headers)?, "retire", &asked);
-    let cut_off = behind(&admission);
     let done = admission.service().retire(asked.force, keyed).await?;
-    Ok(Json(stepped(&admission, done, cut_off)))
+    Ok(Json(stepped(&admission, done)))
 }
 
 /// What of the OpenAPI document is about certificate authorities.

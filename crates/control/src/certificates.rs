@@ -146,7 +146,8 @@ async fn revoke(
         true => 0,
         false => admission.forget_tokens(what.clone()).await?,
     };
-    let RegisterOutcome { certificates, version } = admission.service().revoke(what, keyed).await?;
+    let RegisterOutcome { certificates, version, .. } =
+        admission.service().revoke(what, keyed).await?;
     Ok(Json(RevokeAnswer { certificates, tokens, version }))
 }
 

@@ -91,12 +91,14 @@ impl RegisterChange {
 }
 
 /// The outcome of a change of the register.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterOutcome {
     /// How many certificates it is about: of a revocation, those that were good.
     pub certificates: usize,
     /// The number of the revocation, or of the last one before.
     pub version: u64,
+    /// The step of a rotation that was taken; `None` also where it had been taken before, under the same key.
+    pub step: Option<RotationStep>,
 }
 
 /// Why something is not done.

@@ -25,11 +25,16 @@ impl Args {
                     None => Cell("good".to_owned(), Tone::Good),
                 };
                 let (since, until) = (moment(it.since), moment(it.until));
-                let name = it.subject.trim_end_matches(".rackbus").to_owned();
+                let name = short_name(&it.subject).to_owned();
                 vec![it.serial.clone().into(), name.into(), since.into(), until.into(), state]
             });
             o.table(&["serial", "whose", "since", "until", ""], rows.collect());
         });
         Ok(())
     }
+}
+
+/// A subject without what all of them end with: `beta.node`.
+pub(super) fn short_name(subject: &str) -> &str {
+    subject.trim_end_matches(".rackbus")
 }

@@ -1,4 +1,4 @@
-//! Revocations that are repeated with their keys, as the API has them: what was given out since stays good.
+//! Revocations and steps of a rotation that are repeated with their keys, as the API has them: what was given out since stays good.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -120,4 +120,31 @@ async fn a_host_that_the_rack_has_no_more_is_revoked_and_one_that_it_never_had_i
     assert_eq!(after.revoke("revoke").await, (1, 0, 1));
     let (status, _) = after.post("/v1/revocations", "other", json!({ "host": "bet" })).await;
     assert_eq!(status, StatusCode::NOT_FOUND, "a name that is mistyped is refused");
+}
+
+/// The new authority is introduced, and a second request has it sign by force, which cuts off beta: it trusts the old one alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_step_of_a_rotation_is_done_once_and_names_nobody_twice() {
+    let (store, full) = (MemoryStore::default(), Arc::new(AtomicBool::new(false)));
+    let folder = tempfile::tempdir().unwrap();
+    let life = Life::start(&store, &full);
+    let api = Api::of(&life, folder.path());
+    assert_eq!(api.join(&api.token("token").await).await, StatusCode::OK);
+    let rotate = |key: &'static str, force: bool| {
+        api.post("/v1/authorities", key, json!({ "force": force }))
+    };
+    for _ in 0..2 {
+        let (status, said) = rotate("introduce", false).await;
+        assert_eq!(
+            (status, &said),
+            (StatusCode::OK, &json!({ "newest": "introduced", "cut_off": [] }))
+        );
+    }
+    let (status, said) = rotate("force", true).await;
+    assert_eq!(status, StatusCode::OK, "{said}");
+    assert_eq!(said["newest"], "signs");
+    assert_eq!(said["cut_off"].as_array().map(Vec::len), Some(1), "{said}");
+    let (status, said) = rotate("force", true).await;
+    assert_eq!((status, &said), (StatusCode::OK, &json!({ "newest": "signs", "cut_off": [] })));
+    life.crash().await;
 }

@@ -3,6 +3,7 @@
 use rackbus_control::authorities::{AuthorityPart, AuthorityStatus, RotationAnswer};
 
 use crate::Common;
+use crate::commands::certificates::short_name;
 use crate::commands::client;
 use crate::contexts::moment;
 use crate::output::{Cell, Failure, Output, Tone};
@@ -78,15 +79,10 @@ fn say(done: &RotationAnswer, what: &str, output: &Output) {
     output.result(done, |o| {
         o.line(what);
         if !done.cut_off.is_empty() {
-            let names = done.cut_off.iter().map(|it| name(it)).collect::<Vec<_>>();
+            let names = done.cut_off.iter().map(|it| short_name(it)).collect::<Vec<_>>();
             o.line(&format!("cut off until they join or log in anew: {}", names.join(", ")));
         }
     });
-}
-
-/// As `rackbus certificates` has it.
-fn name(subject: &str) -> String {
-    subject.trim_end_matches(".rackbus").to_owned()
 }
 
 fn show(status: &AuthorityStatus, output: &Output) {
@@ -125,7 +121,7 @@ fn show(status: &AuthorityStatus, output: &Output) {
     }
     let behind = status.behind.iter().map(|it| {
         let (since, until) = (moment(it.since), moment(it.until));
-        vec![it.serial.clone().into(), name(&it.subject).into(), since.into(), until.into()]
+        vec![it.serial.clone().into(), short_name(&it.subject).into(), since.into(), until.into()]
     });
     output.table(&["waits for", "whose", "since", "until"], behind.collect());
 }

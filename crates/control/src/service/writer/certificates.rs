@@ -34,11 +34,11 @@ impl Writer {
     ) -> Result<Result<RegisterOutcome, RegisterRefused>, ApiError> {
         if let Some(version) = self.made(keyed.as_ref())? {
             let certificates = self.shared.register().covered(version);
-            return Ok(Ok(RegisterOutcome { certificates, version }));
+            return Ok(Ok(RegisterOutcome { certificates, version, step: None }));
         }
         let (at_ms, now) = (self.shared.clock.now(), self.shared.seconds());
         let decided = decide(&self.shared.register(), &asked, now);
-        let (count, changes, event) = match decided {
+        let RegisterDecision { certificates, changes, event, step } = match decided {
             Ok(decided) => decided,
             Err(refused) => return Ok(Err(refused)),
         };
@@ -54,7 +54,7 @@ impl Writer {
         self.answers.keep(commit.answers);
         commit.forgotten_keys.iter().for_each(|key| drop(self.answers.forget(key)));
         self.shared.publish(Decision::default(), commit.events, commit.first_event);
-        Ok(Ok(RegisterOutcome { certificates: count, version }))
+        Ok(Ok(RegisterOutcome { certificates, version, step }))
     }
 
     /// What was stored counts from `now` on (seconds since 1970), and whoever is revoked by it is ended. The number of the newest
@@ -153,7 +153,29 @@ pub(in crate::service) fn prolong_all(
     }
 }
 
-/// What is to be changed in the register at `now`, how many certificates that is about, and what is noted of it.
+/// What a request changes in the register.
+struct RegisterDecision {
+    /// How many certificates it is about.
+    certificates: usize,
+    changes: Vec<RegisterChange>,
+    /// What is noted of it.
+    event: Option<Draft>,
+    /// Of a rotation, the step that is taken.
+    step: Option<RotationStep>,
+}
+
+impl RegisterDecision {
+    fn new(certificates: usize, changes: Vec<RegisterChange>, event: Option<Draft>) -> Self {
+        RegisterDecision { certificates, changes, event, step: None }
+    }
+
+    fn of_rotation((step, changes): (RotationStep, Vec<RegisterChange>)) -> Self {
+        let decided = Self::new(step.cut_off().len(), changes, Some(rotation_event(&step)));
+        RegisterDecision { step: Some(step), ..decided }
+    }
+}
+
+/// What is to be changed in the register at `now`.
 ///
 /// # Errors
 /// [`RegisterRefused`].
@@ -161,29 +183,28 @@ fn decide(
     register: &CertificateRegister,
     asked: &RegisterRequest,
     now: u64,
-) -> Result<(usize, Vec<RegisterChange>, Option<Draft>), RegisterRefused> {
-    match asked {
+) -> Result<RegisterDecision, RegisterRefused> {
+    Ok(match asked {
         RegisterRequest::Issue(certified, under, old) => {
             let changes = register.issue(now, certified, *under, old.as_deref())?;
             let before = old.as_ref().and_then(|old| register.issuer(&old.serial));
             let before = before.filter(|before| *before != under.issuer);
-            Ok((1, changes, before.map(|before| renewal_event(certified, before, under.issuer))))
+            let event = before.map(|before| renewal_event(certified, before, under.issuer));
+            RegisterDecision::new(1, changes, event)
         }
         RegisterRequest::Revoke(what) => {
             let (count, changes) = register.revoke(now, what.clone())?;
-            Ok((count, changes, Some(revocation_event(what, count))))
+            RegisterDecision::new(count, changes, Some(revocation_event(what, count)))
         }
-        RegisterRequest::Shown(serial) => Ok((1, register.shown(serial), None)),
+        RegisterRequest::Shown(serial) => RegisterDecision::new(1, register.shown(serial), None),
         RegisterRequest::Rotate { first, next, force } => {
-            let (step, changes) =
-                register.rotate(now, first, AuthorityRecord::clone(next), *force)?;
-            Ok((step.cut_off().len(), changes, Some(rotation_event(&step))))
+            let next = AuthorityRecord::clone(next);
+            RegisterDecision::of_rotation(register.rotate(now, first, next, *force)?)
         }
         RegisterRequest::Retire { force } => {
-            let (step, changes) = register.retire(now, *force)?;
-            Ok((step.cut_off().len(), changes, Some(rotation_event(&step))))
+            RegisterDecision::of_rotation(register.retire(now, *force)?)
         }
-    }
+    })
 }
 
 /// What is noted of a revocation.
