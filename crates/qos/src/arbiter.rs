@@ -81,6 +81,14 @@ impl TenantArbiter {
         }
     }
 
+    /// A tenant that comes has saved nothing of its guarantee by then, as one that has long asked for all of it. Before
+    /// its first message.
+    pub fn use_up_guarantee(&mut self, id: TenantId, from: u64) {
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.use_up_guarantee(from);
+        }
+    }
+
     /// A tenant goes. Its waiting messages are returned; what an engine has of it is not waited for.
     pub fn remove(&mut self, id: TenantId) -> Vec<QueuedMessage> {
         for level in &mut self.levels {

@@ -233,6 +233,13 @@ impl Tenant {
         limits.into_iter().flatten().map(|bucket| at(bucket, now)).max().unwrap_or(now)
     }
 
+    /// Nothing of its guarantee is saved up by then.
+    pub(crate) fn use_up_guarantee(&mut self, from: u64) {
+        if let Some((engine, units, _)) = &mut self.guarantee {
+            [engine, units].into_iter().for_each(|bucket| bucket.use_up(from));
+        }
+    }
+
     /// When its guarantee has something left: now, later, or never.
     pub(crate) fn guaranteed_at(&mut self, now: u64) -> u64 {
         match &mut self.guarantee {

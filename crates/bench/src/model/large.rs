@@ -82,6 +82,7 @@ fn workload(hosts: u64, flows: u64, within: bool) -> Workload {
         warmup: Time::ZERO,
         units: Default::default(),
         shaping: Vec::new(),
+        levels: Vec::new(),
         flows,
         notes: Vec::new(),
     }

@@ -3,13 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rackbus_fabric::rack::{
-    DeviceCapability, DeviceSection, FunctionLimit, FunctionTiming, LimitCounts,
-};
+use rackbus_fabric::rack::{DeviceCapability, DeviceSection, FunctionTiming, TurnTiming};
 use rackbus_fabric::text::{Parsed, wrong};
 use rackbus_memory::InheritedEnd;
 use rackbus_pci::{Function, MediumAccess};
-use rackbus_qos::{LevelRoom, RateLimit, ServiceLevel, Shaping, TenantId, TenantShare};
+use rackbus_qos::{LevelRoom, ServiceLevel, Shaping, TenantId};
 use rackbus_spec::accel::{CLASS_CODE, DEVICE_ID, VENDOR_ID};
 
 use super::CLASS;
@@ -203,18 +201,13 @@ impl DeviceConfig for AcceleratorFunction {
     /// Its device's engines, which all functions have in common.
     fn timing(&self) -> FunctionTiming {
         let jobs = Some(self.pool.options().workers);
-        // What an operation costs bounds only what is guaranteed.
-        let share =
-            self.level.as_ref().map(|level| TenantShare::of(level, 0.0)).unwrap_or_default();
-        let limits = [
-            (LimitCounts::BytesRead, share.ingress),
-            (LimitCounts::BytesWritten, share.egress),
-            (LimitCounts::Operations, share.operations),
-        ];
-        let limits = limits.into_iter().filter_map(|(counts, limit)| {
-            limit.map(|RateLimit { rate, burst }| FunctionLimit { counts, rate, burst })
-        });
-        FunctionTiming { jobs, limits: limits.collect(), longest: None }
+        let turns = TurnTiming {
+            slice_ns: self.pool.options().slice_ns,
+            granule: super::pool::GRANULE,
+            shaped: self.pool.options().shaping == Shaping::On,
+            level: self.level.as_ref().map(ServiceLevel::to_string),
+        };
+        FunctionTiming { jobs, turns: Some(turns), ..FunctionTiming::default() }
     }
 
     fn shaping(&self) -> Vec<(&'static str, u64)> {

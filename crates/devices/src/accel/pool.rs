@@ -30,7 +30,7 @@ use super::profile::measure_all;
 pub use held::HeldTurn;
 
 /// Input bytes between two places where an operation can be interrupted.
-const GRANULE: u64 = 4096;
+pub(super) const GRANULE: u64 = 4096;
 /// How often engines are measured at most until what their host is promised can be kept.
 const MEASUREMENTS: u32 = 3;
 

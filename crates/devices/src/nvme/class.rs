@@ -323,7 +323,7 @@ impl DeviceConfig for DriveSection {
         };
         let limits = [limit(LimitCounts::Bytes, bytes), limit(LimitCounts::Operations, operations)];
         let limits = limits.into_iter().flatten().collect();
-        FunctionTiming { jobs: None, limits, longest: Some(MAX_TRANSFER) }
+        FunctionTiming { limits, longest: Some(MAX_TRANSFER), ..FunctionTiming::default() }
     }
 
     fn shaping(&self) -> Vec<(&'static str, u64)> {

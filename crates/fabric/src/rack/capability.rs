@@ -45,6 +45,21 @@ pub struct FunctionTiming {
     pub limits: Vec<FunctionLimit>,
     /// Bytes that one operation moves at most, where there is such a bound: what is longer counts as several.
     pub longest: Option<u64>,
+    /// How the device's functions take turns at what it works on, where it does not take jobs as they come.
+    pub turns: Option<TurnTiming>,
+}
+
+/// How the functions of a device take turns at its engines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TurnTiming {
+    /// A turn takes so many nanoseconds of an engine at most, as far as messages can be interrupted.
+    pub slice_ns: u64,
+    /// Messages can be interrupted at multiples of so many bytes of their input.
+    pub granule: u64,
+    /// Whether functions get engine time by their levels. Without, queues take turns by message, whosever they are.
+    pub shaped: bool,
+    /// The service level that the function is promised, as the rack file has it.
+    pub level: Option<String>,
 }
 
 /// A bound on what a function does in a second: a token bucket.

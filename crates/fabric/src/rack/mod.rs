@@ -29,7 +29,9 @@ pub use crate::names::{BadFunctionName, FunctionName, is_name};
 pub use crate::text::FileError as RackError;
 use crate::text::Parsed;
 pub use crate::values::{format_rate, format_size};
-pub use capability::{DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, LimitCounts};
+pub use capability::{
+    DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, LimitCounts, TurnTiming,
+};
 pub use file::DeviceSection;
 
 /// A rack, as its file describes it.

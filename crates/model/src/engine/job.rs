@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use crate::random::Distribution;
 use crate::time::Time;
 
+use super::shared::SharedUnits;
 use super::{
     Admitted, Arrivals, DistributionId, Event, FlowId, GateId, MeterId, NONE, ResourceId, RouteId,
     ScriptId, StreamId, World,
@@ -33,6 +34,8 @@ pub enum Step {
     Use(ResourceId, Time),
     /// The same, for as long as is drawn.
     UseRandom(ResourceId, DistributionId),
+    /// A unit of a shared resource works on what its policy is told, for as long as that says or as is drawn.
+    Work(ResourceId, Admitted, Option<DistributionId>),
     /// A unit of a resource is taken.
     Take(ResourceId),
     /// It is given back.
@@ -114,23 +117,26 @@ pub type Script = Vec<Step>;
 #[derive(Debug)]
 pub(super) struct JobResource {
     units: u32,
-    free: u32,
+    pub(super) free: u32,
     waiting: VecDeque<u32>,
     /// Since when so many are free, and the picoseconds for which units were taken before, all together.
     since: Time,
     taken: u64,
+    /// What gives its units out, where jobs have no others than by turns of it.
+    pub(super) shared: Option<Box<SharedUnits>>,
 }
 
 impl JobResource {
     /// Counts what was taken till now; what was before `from` does not count.
-    fn count(&mut self, now: Time, from: Time) {
+    pub(super) fn count(&mut self, now: Time, from: Time) {
         let span = now.since(self.since.max(from)).ps();
         self.taken += span * u64::from(self.units - self.free);
         self.since = now;
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        self.free == self.units && self.waiting.is_empty()
+        let shared = self.shared.as_ref().is_none_or(|shared| shared.is_whole());
+        self.free == self.units && self.waiting.is_empty() && shared
     }
 }
 
@@ -159,7 +165,8 @@ impl World {
     /// Adds a resource of so many units.
     pub fn add_resource(&mut self, units: u32) -> ResourceId {
         let (since, taken, waiting) = (Time::ZERO, 0, VecDeque::new());
-        self.resources.push(JobResource { units, free: units, waiting, since, taken });
+        let shared = None;
+        self.resources.push(JobResource { units, free: units, waiting, since, taken, shared });
         ResourceId((self.resources.len() - 1) as u32)
     }
 
@@ -300,6 +307,10 @@ impl World {
                 if self.take(resource, id) {
                     self.events.schedule(now + span, Event::Job(id));
                 }
+                false
+            }
+            Step::Work(resource, work, drawn) => {
+                self.work(resource, id, work, drawn);
                 false
             }
             Step::Take(resource) => self.take(resource, id),

@@ -12,6 +12,7 @@
 //! * `meter`: what functions may do in a second.
 //! * `arrivals`: when jobs come.
 //! * `shaper`: what a switch sends by tenants.
+//! * `shared`: units that a policy gives out.
 //! * `stats`: what is counted.
 //! * `uses`: what flows have in common.
 //!
@@ -30,6 +31,7 @@ mod part;
 mod passages;
 mod requester;
 mod shaper;
+mod shared;
 mod stats;
 mod turns;
 mod uses;
@@ -60,6 +62,7 @@ use meter::DeviceMeter;
 use packet::{PacketHop, PacketRoute, Request, Room, Slab, Tlp};
 use part::Part;
 use requester::{Op, PacketRequester};
+use shared::UnitTurn;
 
 /// In place of an index: no part, direction, request or job.
 const NONE: u32 = u32::MAX;
@@ -145,6 +148,10 @@ enum Event {
     Gate(u32),
     /// Something may be taken of limits again.
     Meter(u32),
+    /// A unit that a policy gives out has finished a turn.
+    Turn(u32),
+    /// What gives out units looks whether somebody may continue.
+    Units(u32),
 }
 
 /// Why a simulation cannot continue.
@@ -198,6 +205,7 @@ pub struct World {
     jobs: Slab<Job>,
     scripts: Vec<Script>,
     resources: Vec<JobResource>,
+    unit_turns: Slab<Option<UnitTurn>>,
     gates: Vec<DeviceGate>,
     meters: Vec<DeviceMeter>,
     flows: Vec<arrivals::JobSource>,
@@ -251,6 +259,7 @@ impl World {
             jobs: Slab::new(),
             scripts: Vec::new(),
             resources: Vec::new(),
+            unit_turns: Slab::new(),
             gates: Vec::new(),
             meters: Vec::new(),
             flows: Vec::new(),
@@ -467,6 +476,8 @@ impl World {
             Event::Next(flow) => self.next_job(flow),
             Event::Gate(gate) => self.gate_timer(gate),
             Event::Meter(meter) => self.meter_timer(meter),
+            Event::Turn(number) => self.turn_ended(number),
+            Event::Units(resource) => self.look_at_units(resource),
         }
         while let Some(requester) = self.pumps.pop() {
             self.pump(requester);

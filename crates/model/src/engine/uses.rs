@@ -29,6 +29,7 @@ impl World {
         self.each_step(flow, &mut |step| match *step {
             Step::Use(resource, _)
             | Step::UseRandom(resource, _)
+            | Step::Work(resource, ..)
             | Step::Take(resource)
             | Step::Give(resource) => {
                 found.insert(Used::Resource(resource.0));

@@ -85,6 +85,11 @@ fn steps(world: &World, of: JobAddresses<'_>, script: &[Step], walked: &mut Vec<
             Step::WaitRandom(drawn) => {
                 cost.unloaded += world.distribution(drawn).mean().ps() as f64;
             }
+            Step::Work(resource, work, _) => {
+                let span = work.cost.ps() as f64;
+                cost.unloaded += span;
+                cost.uses.push((Limit::Units(resource), span));
+            }
             Step::UseRandom(resource, drawn) => {
                 let span = world.distribution(drawn).mean().ps() as f64;
                 cost.unloaded += span;

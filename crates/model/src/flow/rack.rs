@@ -135,7 +135,10 @@ pub fn shares(rack: &Rack, timing: &Timing, workload: &Workload) -> Result<FlowL
         let shaped = (!workload.shaping.is_empty())
             .then_some("tenants are shaped in this workload; simulate it");
         let cached = caches.doubt(world, nth);
-        let doubt = uneven(spec, workload).or(shaped).or(doubts[nth]).or(cached);
+        let in_turns = run
+            .shares_engines(spec)
+            .then_some("functions take turns at its device's engines; simulate it");
+        let doubt = uneven(spec, workload).or(shaped).or(in_turns).or(doubts[nth]).or(cached);
         let directions = routes.iter().map(|route| world.directions_of(*route).len());
         let bytes = if spec.size == 0 { 0.0 } else { share.rate };
         FlowShare {

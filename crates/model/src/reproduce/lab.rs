@@ -162,6 +162,7 @@ impl Lab {
             warmup,
             units: BTreeMap::new(),
             shaping: Vec::new(),
+            levels: Vec::new(),
             flows,
             notes: Vec::new(),
         };

@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use super::blocks;
 use super::spread::spread;
 use super::traces::{TraceFile, trace_file};
-use super::{FlowKind, FlowSpans, FlowSpec, QueuesIn, StepSpec, Workload, shaping, steps};
+use super::{FlowKind, FlowSpans, FlowSpec, QueuesIn, StepSpec, Workload, engines, shaping, steps};
 use crate::engine::Arrivals;
 use crate::random::Distribution;
 use crate::time::Time;
@@ -77,7 +77,7 @@ type Sections = (Workload, Vec<TraceFile>, Option<u64>);
 /// The workload, the traces that it names, and what it says that it lasts.
 fn sections(text: &str) -> Parsed<Sections> {
     let root = document(text)?;
-    let keys = &["seed", "duration", "warmup", "units", "flows", "shaping"];
+    let keys = &["seed", "duration", "warmup", "units", "flows", "shaping", "levels"];
     let top = Section::new(root.get_ref(), 0..0, "the workload", keys)?;
     let lasting = top.picoseconds("duration", LONGEST)?;
     if lasting == Some(0) {
@@ -104,6 +104,7 @@ fn sections(text: &str) -> Parsed<Sections> {
         warmup: Time::from_ps(warmup),
         units: units(&top)?,
         shaping: shaping::read(&top, &flows)?,
+        levels: engines::read(&top)?,
         flows,
         notes: Vec::new(),
     };

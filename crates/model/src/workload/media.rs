@@ -47,7 +47,19 @@ impl Run {
         }
         self.devices = wholes;
         for (units, ends) in most.into_values() {
-            let medium = self.assembly.world.add_resource(units);
+            let turns = ends.iter().filter_map(|end| {
+                let (_, declared) = functions.get(&self.assembly.end_name(*end))?;
+                Some((*end, declared.timing.turns.as_ref()?))
+            });
+            let turns: Vec<_> = turns.collect();
+            let medium = match self.engines(&turns, units)? {
+                None => self.assembly.world.add_resource(units),
+                Some((granule, policy)) => {
+                    let tenants = turns.iter().zip(0..).map(|((end, _), nth)| (*end, nth));
+                    self.engine_tenants.extend(tenants);
+                    self.assembly.world.add_shared_resource(units, granule, policy)
+                }
+            };
             self.media.extend(ends.into_iter().map(|end| (end, medium)));
         }
         Ok(())

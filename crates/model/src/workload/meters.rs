@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use rackbus_fabric::rack::{FunctionTiming, LimitCounts, Rack};
-use rackbus_qos::{Metered, OperationMeter, RateLimit};
+use rackbus_fabric::rack::{FunctionLimit, FunctionTiming, LimitCounts, Rack};
+use rackbus_qos::{Metered, OperationMeter, RateLimit, ServiceLevel, TenantShare};
 
-use super::scripts::Run;
+use super::scripts::{Failed, Run};
 use crate::assembly::End;
 use crate::engine::{Arrivals, FlowId, MeterId, Step, Used};
 use crate::flow::rack::uneven;
@@ -21,6 +21,21 @@ pub(super) struct FunctionMeters {
     longest: u64,
 }
 
+/// What a level lets a function have at most.
+fn level_limits(level: &ServiceLevel) -> Vec<FunctionLimit> {
+    // What an operation costs bounds only what is guaranteed.
+    let TenantShare { operations, ingress, egress, .. } = TenantShare::of(level, 0.0);
+    let limits = [
+        (LimitCounts::BytesRead, ingress),
+        (LimitCounts::BytesWritten, egress),
+        (LimitCounts::Operations, operations),
+    ];
+    let limits = limits.into_iter().filter_map(|(counts, limit)| {
+        limit.map(|RateLimit { rate, burst }| FunctionLimit { counts, rate, burst })
+    });
+    limits.collect()
+}
+
 /// What the flows of a run ask of a meter.
 #[derive(Debug, Default)]
 struct AskedOfMeter {
@@ -32,10 +47,16 @@ struct AskedOfMeter {
 
 impl Run {
     /// Makes the meters of functions. Their bursts are saved up.
-    pub(super) fn add_meters(&mut self, rack: &Rack) {
+    pub(super) fn add_meters(&mut self, rack: &Rack) -> Result<(), Failed> {
         for (name, declared) in rack.functions() {
-            let FunctionTiming { limits, longest, .. } = &declared.timing;
+            let FunctionTiming { limits, longest, turns, .. } = &declared.timing;
             let Ok(end) = self.assembly.end(&name.to_string()) else { continue };
+            let mut limits = limits.clone();
+            if let Some(turns) = turns
+                && let Some(level) = self.level_of(end, turns)?
+            {
+                limits.extend(level_limits(&level));
+            }
             let of = |counts| {
                 let limit = limits.iter().find(|limit| limit.counts == counts)?;
                 Some(RateLimit { rate: limit.rate, burst: limit.burst })
@@ -57,6 +78,7 @@ impl Run {
                 self.meters.insert(end, FunctionMeters { meters, longest });
             }
         }
+        Ok(())
     }
 
     /// Where flows that last ask together for all that a limit lets through, or for whatever they get, they have used up
@@ -118,7 +140,9 @@ impl Run {
             Metered::Bytes => "rate",
             Metered::Operations => "operations",
         };
-        format!("{function}: {key} in the rack file")
+        let given = end.and_then(|end| self.given_level(*end)).is_some();
+        let place = if given { "of its level" } else { "in the rack file" };
+        format!("{function}: {key} {place}")
     }
 
     /// By limit that a queue of a flow counts against: the share of what came that was used, and the share of the time for

@@ -34,6 +34,7 @@
 pub mod blocks;
 mod divided;
 mod doubts;
+mod engines;
 mod file;
 mod follow;
 mod limits;
@@ -59,6 +60,7 @@ use crate::time::Time;
 
 pub use blocks::BlockTrace;
 pub use divided::{Divided, run};
+pub use engines::FunctionLevel;
 pub use file::{NamedText, parse, parse_with};
 pub use follow::{TraceStep, Traced, trace};
 pub use results::{FlowResult, HostProfile, Latency, LinkResult, Results, Slice, TenantResult};
@@ -79,6 +81,8 @@ pub struct Workload {
     pub units: BTreeMap<String, u32>,
     /// Devices and switches that shape by tenant.
     pub shaping: Vec<ShapedPart>,
+    /// Service levels of functions, in place of those that the rack file promises.
+    pub levels: Vec<FunctionLevel>,
     /// The flows, in the file's order.
     pub flows: Vec<FlowSpec>,
     /// What was left out of what the file names, in sentences.

@@ -49,6 +49,8 @@ pub struct Run {
     flows: Vec<(usize, Vec<FlowId>, Vec<RouteId>)>,
     /// By device: the jobs that it works on at a time.
     pub(super) media: BTreeMap<End, ResourceId>,
+    /// By function whose device's engines are shared in turns: its number among those.
+    pub(super) engine_tenants: BTreeMap<End, u32>,
     /// By name: units that steps use.
     pub(super) units: BTreeMap<String, ResourceId>,
     /// By name: gates that steps go through.
@@ -152,6 +154,7 @@ impl Run {
             workload: workload_here,
             flows: Vec::new(),
             media: BTreeMap::new(),
+            engine_tenants: BTreeMap::new(),
             units: BTreeMap::new(),
             gates: BTreeMap::new(),
             devices: BTreeMap::new(),
@@ -161,8 +164,9 @@ impl Run {
             queues_before: queues_before.collect(),
             shaped: BTreeMap::new(),
         };
+        run.check_levels(rack)?;
         run.add_media(rack)?;
-        run.add_meters(rack);
+        run.add_meters(rack)?;
         run.add_shaping()?;
         for nth in numbers {
             let (queues, routes) = run.add(*nth as u64, &workload.flows[*nth])?;
@@ -183,6 +187,11 @@ impl Run {
     /// What moves, with the flows that are no part of this.
     pub(crate) fn workload(&self) -> &Workload {
         &self.workload
+    }
+
+    /// Tells a sentence beside what comes of the workload.
+    pub(super) fn tell(&mut self, sentence: String) {
+        self.workload.notes.push(sentence);
     }
 
     /// Lets what has not begun last so long, of which the last three quarters are measured.

@@ -8,7 +8,9 @@ use super::scripts::{Failed, Run};
 use super::steps::{Move, MoveKind, StepSpec};
 use super::{FlowKind, FlowSpec, QueuesIn};
 use crate::assembly::{AssemblyError, End, Source};
-use crate::engine::{Addresses, ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until};
+use crate::engine::{
+    Addresses, Admitted, ResourceId, RouteId, Script, ScriptId, Step, TracedJob, Until,
+};
 use crate::flow::cost;
 use crate::random::Distribution;
 use crate::time::Time;
@@ -403,6 +405,23 @@ impl Writer<'_> {
         self.script.push(step);
     }
 
+    /// The same for a job of a device that so many bytes go into, and come out of: where its functions share it, a message
+    /// that waits for its turn.
+    fn serve_ring(
+        &mut self,
+        medium: Option<ResourceId>,
+        service: &Distribution,
+        [ingress, egress]: [u64; 2],
+    ) {
+        let tenant = self.run.engine_tenants.get(&self.ends[1]).copied();
+        let (Some(medium), Some(tenant)) = (medium, tenant) else {
+            return self.serve(medium, service);
+        };
+        let of = Admitted { tenant, queue: self.queue, ingress, egress, cost: service.mean() };
+        let drawn = self.run.distribution(service);
+        self.script.push(Step::Work(medium, of, drawn));
+    }
+
     /// The host in whose memory a device's queues lie, when that is not its driver's.
     fn lender(&self, queues_in: QueuesIn) -> Option<End> {
         let End::Device(id) = self.ends[1] else { return None };
@@ -472,7 +491,7 @@ impl Writer<'_> {
         if input > 0 {
             self.read(device, back, input);
         }
-        self.serve(medium, service);
+        self.serve_ring(medium, service, [input, output]);
         if output > 0 {
             self.write(device, back, output, Until::Begun);
         }

@@ -1,6 +1,8 @@
 //! Racks and workloads as text, and what comes of them.
 
-use rackbus_fabric::rack::{DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, Rack};
+use rackbus_fabric::rack::{
+    DeviceCapability, DeviceFacts, FunctionLimit, FunctionTiming, Rack, TurnTiming,
+};
 use rackbus_model::flow::rack::{FlowLevel, shares};
 use rackbus_model::timing;
 use rackbus_model::workload::{self, FlowResult, Results};
@@ -31,7 +33,46 @@ pub fn limited_rack(rack: &str, limits: &[(&str, &[FunctionLimit])]) -> Rack {
         let mut named =
             devices.filter(|(host, device)| format!("{host}/{}", device.function()) == **name);
         let timing = &mut named.next().unwrap().1.timing;
-        *timing = FunctionTiming { limits: limits.to_vec(), longest: Some(64 << 10), jobs: None };
+        let (limits, longest) = (limits.to_vec(), Some(64 << 10));
+        *timing = FunctionTiming { limits, longest, ..FunctionTiming::default() };
+    }
+    parsed
+}
+
+/// What comes of a workload in a rack whose functions take turns at `workers` engines of each device.
+pub fn in_turns(
+    rack: &str,
+    workers: u32,
+    functions: &[(&str, TurnTiming)],
+    workload: &str,
+) -> (Results, FlowLevel) {
+    let parsed = rack_in_turns(rack, workers, functions);
+    let results = run_in(rack, &parsed, workload).unwrap_or_else(|error| panic!("{error}"));
+    let timing = timing::read_for("rack.toml", rack, &parsed).unwrap();
+    let flows = workload::parse("workload.toml", workload).unwrap();
+    (results, shares(&parsed, &timing, &flows).unwrap())
+}
+
+/// What is said against a workload in such a rack, of one engine in each device.
+pub fn tried_in_turns(
+    rack: &str,
+    functions: &[(&str, TurnTiming)],
+    workload: &str,
+) -> Result<Results, String> {
+    run_in(rack, &rack_in_turns(rack, 1, functions), workload)
+}
+
+fn rack_in_turns(rack: &str, workers: u32, functions: &[(&str, TurnTiming)]) -> Rack {
+    let mut parsed = parsed(rack).unwrap();
+    for host in &mut parsed.hosts {
+        for device in &mut host.devices {
+            let name = format!("{}/{}", host.name, device.function());
+            let Some((_, turns)) = functions.iter().find(|(other, _)| *other == name) else {
+                continue;
+            };
+            device.timing.jobs = Some(workers);
+            device.timing.turns = Some(turns.clone());
+        }
     }
     parsed
 }

@@ -4,6 +4,7 @@
 mod ample;
 mod cxl;
 mod ends;
+mod engines;
 mod groups;
 mod lab;
 mod links;

@@ -104,6 +104,7 @@ impl Maker {
             warmup: Time::from_us(400),
             units: Default::default(),
             shaping: Vec::new(),
+            levels: Vec::new(),
             flows,
             notes: Vec::new(),
         }
