@@ -309,10 +309,7 @@ impl World {
                 }
                 false
             }
-            Step::Work(resource, work, drawn) => {
-                self.work(resource, id, work, drawn);
-                false
-            }
+            Step::Work(resource, work, drawn) => self.work(resource, id, work, drawn),
             Step::Take(resource) => self.take(resource, id),
             Step::Give(resource) => {
                 self.give(resource);

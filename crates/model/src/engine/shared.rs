@@ -85,20 +85,20 @@ impl World {
         resource
     }
 
-    /// A job has work for a shared resource.
+    /// A job has work for a shared resource; `false` when its end is still to come, as of all steps.
     pub(super) fn work(
         &mut self,
         resource: ResourceId,
         job: u32,
         of: Admitted,
         drawn: Option<DistributionId>,
-    ) {
+    ) -> bool {
         let now = nanoseconds(self.now);
         let span = match drawn {
             Some(distribution) => self.draw(self.jobs[job].flow, distribution),
             None => of.cost,
         };
-        let Some(shared) = self.resources[resource.index()].shared.as_mut() else { return };
+        let Some(shared) = self.resources[resource.index()].shared.as_mut() else { return true };
         shared.spans.insert(job, span);
         let message = QueuedMessage {
             tag: job.into(),
@@ -110,6 +110,7 @@ impl World {
         };
         shared.policy.submit(TenantId(of.tenant), of.queue, message, now);
         self.give_turns(resource.0);
+        false
     }
 
     /// A unit has finished the turn of that number.

@@ -18,6 +18,9 @@ use crate::assembly::End;
 use crate::engine::{Arrivals, Decides};
 use crate::flow::rack::uneven;
 
+/// The bytes at whose multiples messages are interrupted, and who gives out the engines.
+pub(super) type EnginePolicy = (u64, Box<dyn Decides>);
+
 /// A service level that a workload gives to a function, as a lease may.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionLevel {
@@ -54,13 +57,12 @@ pub(super) fn read(top: &Section<'_>) -> Parsed<Vec<FunctionLevel>> {
 }
 
 impl Run {
-    /// Who gives out so many engines of a device whose functions take turns, by number in the order of `functions`, and the
-    /// bytes at whose multiples messages are interrupted.
+    /// Who gives out so many engines of a device whose functions take turns, by number in the order of `functions`.
     pub(super) fn engines(
         &mut self,
         functions: &[(End, &TurnTiming)],
         engines: u32,
-    ) -> Result<Option<(u64, Box<dyn Decides>)>, Failed> {
+    ) -> Result<Option<EnginePolicy>, Failed> {
         let Some((_, first)) = functions.first() else { return Ok(None) };
         let TurnTiming { slice_ns, granule, shaped, .. } = **first;
         if !shaped {
