@@ -3,6 +3,7 @@
 use rackbus_fabric::rack::LimitCounts;
 use rackbus_memory::Handles;
 use rackbus_pci::{Endpoint, FunctionState, RestoreError};
+use rackbus_qos::ServiceLevel;
 
 use super::*;
 
@@ -80,12 +81,12 @@ fn the_model_is_told_what_bounds_each_function() {
     });
     let (bytes, operations) = (LimitCounts::Bytes, LimitCounts::Operations);
     let (read, written) = (LimitCounts::BytesRead, LimitCounts::BytesWritten);
+    let told: Vec<_> = told.collect();
     let both = |burst| vec![(read, 1_000_000_000, burst), (written, 1_000_000_000, burst)];
-    // A drive's buckets hold what comes in 50 ms, an accelerator's what comes in 20 ms, a network function's what comes in
-    // 5 ms, unless it says `burst`.
+    // A drive's buckets hold what comes in 50 ms, a network function's what comes in 5 ms, unless it says `burst`.
     let expected = [
-        ("a/b.vf1", vec![(read, 250_000_000, 5_000_000), (written, 500_000_000, 10_000_000)]),
-        ("a/c.vf1", vec![(operations, 20_000, 400)]),
+        ("a/b.vf1", vec![]),
+        ("a/c.vf1", vec![]),
         ("a/d", vec![(bytes, 500_000_000, 25_000_000)]),
         ("a/e.vf1", vec![(bytes, 200_000_000, 10_000_000)]),
         ("a/e.vf2", vec![(bytes, 1_000_000_000, 50_000_000), (operations, 20_000, 1_000)]),
@@ -94,7 +95,14 @@ fn the_model_is_told_what_bounds_each_function() {
         ("a/n.vf2", both(1 << 20)),
         ("a/o", vec![]),
     ];
-    assert_eq!(told.collect::<Vec<_>>(), expected.map(|(name, limits)| (name.to_owned(), limits)));
+    assert_eq!(told, expected.map(|(name, limits)| (name.to_owned(), limits)));
+    // Of an accelerator it is told the level, from which these follow.
+    let levels =
+        rack.functions().filter_map(|(_, function)| function.timing.turns.as_ref()?.level.clone());
+    let expected = ["aes256gcm 1 Gbit/s max 2 Gbit/s out 4 Gbit/s", "zstd 10 kop/s max 20 kop/s"]
+        .map(|level| level.parse::<ServiceLevel>().unwrap());
+    let levels: Vec<ServiceLevel> = levels.map(|level| level.parse().unwrap()).collect();
+    assert_eq!(levels, expected);
 }
 
 /// A new class is added here with what the rack file has to say of it at least.

@@ -162,3 +162,25 @@ impl Run {
         found.collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They hold what comes in 20 ms.
+    #[test]
+    fn a_level_bounds_what_goes_in_and_comes_out_or_operations() {
+        let limits = |level: &str| {
+            let limits = level_limits(&level.parse().unwrap()).into_iter();
+            limits.map(|limit| (limit.counts, limit.rate, limit.burst)).collect::<Vec<_>>()
+        };
+        let (read, written) = (LimitCounts::BytesRead, LimitCounts::BytesWritten);
+        assert_eq!(
+            limits("aes256gcm 1 Gbit/s max 2 Gbit/s out 4 Gbit/s"),
+            [(read, 250_000_000, 5_000_000), (written, 500_000_000, 10_000_000)]
+        );
+        let operations = LimitCounts::Operations;
+        assert_eq!(limits("zstd 10 kop/s max 20 kop/s"), [(operations, 20_000, 400)]);
+        assert_eq!(limits("zstd 10 kop/s"), []);
+    }
+}
