@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 use rackbus_identity::rustls::{
-    AlertDescription, ClientConnection, Error as TlsError, StreamOwned,
+    AlertDescription, ClientConnection, Error as TlsError, ServerConnection, StreamOwned,
 };
 use rackbus_identity::{
     AuthorityBundle, CertificateAuthority, CertificateRequest, Credentials, Person, Role, Subject,
@@ -276,22 +276,31 @@ fn answer(rack: &Machines, credentials: &Credentials, request: &str, body: &str)
     String::from_utf8(answer).unwrap()
 }
 
+/// The rack's first authority, with its key.
+fn stolen_authority(rack: &Machines) -> CertificateAuthority {
+    let folder = rack.control.state_dir().join("identity");
+    CertificateAuthority::load(&folder).unwrap().unwrap()
+}
+
+/// What a thief signs by, who has the key of `stolen` and trusts whatever a node of the rack does.
+fn thief(stolen: &CertificateAuthority, node: &Machine) -> AuthorityBundle {
+    let (old, key) = stolen.pem();
+    let known = blocks(node);
+    let others: Vec<&str> = known[1..known.len() - 1].iter().map(|it| it.trim()).collect();
+    let others: Vec<&str> = others.into_iter().filter(|it| *it != old.trim()).collect();
+    let signing = CertificateAuthority::from_pem(old, &key).unwrap();
+    AuthorityBundle::new(signing, &others).unwrap()
+}
+
 #[test]
 fn whoever_has_the_old_key_gets_nothing_by_it_once_the_authority_is_replaced() {
     let rack = Machines::start(RACK);
     let [alpha, _beta] = ["alpha", "beta"].map(|host| rack.joined(host));
-    let stolen = rack.control.state_dir().join("identity");
-    let stolen = CertificateAuthority::load(&stolen).unwrap().unwrap();
+    let stolen = stolen_authority(&rack);
     let forged = |user: &str, host: &str| {
         let person = Person { user: user.to_owned(), role: Role::Administrator };
         let subjects = [Subject::Person(person), Subject::Node(host.to_owned())];
-        // A thief trusts whatever there is.
-        let (old, key) = stolen.pem();
-        let known = blocks(&alpha);
-        let others: Vec<&str> = known[1..known.len() - 1].iter().map(|it| it.trim()).collect();
-        let others: Vec<&str> = others.into_iter().filter(|it| *it != old.trim()).collect();
-        let signing = CertificateAuthority::from_pem(old, &key).unwrap();
-        let bundle = AuthorityBundle::new(signing, &others).unwrap();
+        let bundle = thief(&stolen, &alpha);
         subjects.map(|it| bundle.issue(&it).unwrap())
     };
     let request = CertificateRequest::new().unwrap();
@@ -328,4 +337,87 @@ fn whoever_has_the_old_key_gets_nothing_by_it_once_the_authority_is_replaced() {
         let said = format!("{host}.node has the certificate");
         assert!(events.contains(&said), "{said}: {events}");
     }
+}
+
+/// What a thief makes who has the key and the register: a certificate that says what a good one does, for another key.
+fn copy_of(good: &Credentials, bundle: &AuthorityBundle) -> Credentials {
+    let request = CertificateRequest::new().unwrap();
+    let signed = bundle.sign(good.certified(), request.text()).unwrap();
+    request.answered(&signed).unwrap()
+}
+
+#[test]
+fn a_copy_of_a_good_certificate_for_another_key_is_refused() {
+    let rack = Machines::start(RACK);
+    let [alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let stolen = stolen_authority(&rack);
+    let request = CertificateRequest::new().unwrap();
+    let renewal = serde_json::json!({ "request": request.text() }).to_string();
+    let refused = || {
+        let good = Credentials::load(&beta.state_dir()).unwrap().unwrap();
+        let copy = copy_of(&good, &thief(&stolen, &alpha));
+        assert_eq!(copy.certified(), good.certified());
+        for (asked, body) in [("POST /v1/renew", renewal.as_str()), ("GET /v1/status", "")] {
+            let answer = answer(&rack, &copy, asked, body);
+            assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+            assert!(answer.contains("is for another key"), "{answer}");
+        }
+        let answer = answer(&rack, &good, "GET /v1/status", "");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    };
+    refused();
+    rack.control.json(&["control", "ca", "rotate"]);
+    refused();
+    rack.wait(|rack| signing(&status(rack)) == (1, 2));
+    refused();
+}
+
+#[test]
+fn a_forged_control_plane_is_refused_once_the_authority_is_replaced() {
+    let rack = Machines::start(RACK);
+    let [alpha, mut beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let stolen = stolen_authority(&rack);
+    let ask = || {
+        let forged = thief(&stolen, &alpha).issue(&Subject::Control).unwrap();
+        answer(&rack, &forged, "POST /v1/tokens", r#"{"host":"gamma","seconds":60}"#)
+    };
+    assert!(ask().starts_with("HTTP/1.1 200"), "{}", ask());
+    // One that is not trusted by everybody holds the step up for as long as the test takes.
+    beta.crash();
+    rack.control.json(&["control", "ca", "rotate"]);
+    rack.wait(|_| ask().starts_with("HTTP/1.1 403"));
+    assert!(ask().contains("the newest certificate authority"), "{}", ask());
+    assert_eq!(signing(&status(&rack)), (0, 2));
+    // Nodes that have a certificate of the new one take a control plane of the old one for none.
+    rack.control.json(&["control", "ca", "rotate", "--force"]);
+    let forged = || thief(&stolen, &alpha).issue(&Subject::Control).unwrap();
+    rack.wait(|_| {
+        let own = Credentials::load(&alpha.state_dir()).unwrap().unwrap();
+        own.authorities()[0] != forged().authorities()[0]
+    });
+    let own = Credentials::load(&alpha.state_dir()).unwrap().unwrap();
+    assert_eq!(own.authorities().len(), 2, "the old one is trusted still");
+    let mut forged = ServerConnection::new(forged().server().clone()).unwrap();
+    let name = Subject::Control.server_name().unwrap();
+    let mut node = ClientConnection::new(own.client().clone(), name).unwrap();
+    assert!(shake_hands(&mut node, &mut forged).is_err());
+}
+
+/// What comes of a handshake, at the client.
+fn shake_hands(
+    client: &mut ClientConnection,
+    server: &mut ServerConnection,
+) -> Result<(), TlsError> {
+    let mut bytes = Vec::new();
+    while client.is_handshaking() {
+        client.write_tls(&mut bytes).unwrap();
+        server.read_tls(&mut bytes.as_slice()).unwrap();
+        server.process_new_packets()?;
+        bytes.clear();
+        server.write_tls(&mut bytes).unwrap();
+        client.read_tls(&mut bytes.as_slice()).unwrap();
+        client.process_new_packets()?;
+        bytes.clear();
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use rackbus_identity::{Certified, Person, Role, Subject};
+use rackbus_identity::{Certified, KeyedCertificate, Person, Role, Subject, now};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -32,11 +32,12 @@ pub enum ApiPeer {
     /// A process of this machine, as the kernel says; its number, when the kernel says that, too.
     Local(Option<i32>),
     /// The node of this host, as its certificate says; none where it is a process of this machine.
-    Node(String, Option<Box<Certified>>),
+    Node(String, Option<Box<KeyedCertificate>>),
     /// A person, as their certificate says.
-    Person(Person, Box<Certified>),
-    /// A control plane of the rack, as its certificate says: it passes on what its own machine's processes ask.
-    Control,
+    Person(Person, Box<KeyedCertificate>),
+    /// A control plane of the rack, as its certificate says: it passes on what its own machine's processes ask. The fingerprint of
+    /// the authority that made the certificate.
+    Control(String),
     /// Somebody whose certificate was revoked.
     Revoked(Box<Certified>),
     /// Somebody on another machine who has shown no certificate of the rack.
@@ -50,7 +51,7 @@ impl ApiPeer {
     /// `forbidden`.
     pub fn acts_for(&self, host: &str) -> Result<(), ApiError> {
         let own = match self {
-            ApiPeer::Local(_) | ApiPeer::Control => return Ok(()),
+            ApiPeer::Local(_) | ApiPeer::Control(_) => return Ok(()),
             ApiPeer::Person(Person { role: Role::Administrator | Role::Operator, .. }, _) => {
                 return Ok(());
             }
@@ -95,7 +96,7 @@ impl ApiPeer {
         match self {
             // Who a process of this machine speaks for is seen by who holds the host's file.
             ApiPeer::Local(_) => need != Need::Certificate,
-            ApiPeer::Control => !matches!(need, Need::Certificate | Need::Node),
+            ApiPeer::Control(_) => !matches!(need, Need::Certificate | Need::Node),
             ApiPeer::Stranger => need == Need::Token,
             ApiPeer::Revoked(_) => false,
             ApiPeer::Node(..) => !matches!(need, Need::Operate | Need::Administrate),
@@ -154,7 +155,7 @@ impl ApiPeer {
             }
             ApiPeer::Stranger => "join with `rackbus node --join`, or log in with `rackbus login`",
             ApiPeer::Revoked(_) => "ask an administrator for a new token",
-            ApiPeer::Local(_) | ApiPeer::Node(..) | ApiPeer::Control => {
+            ApiPeer::Local(_) | ApiPeer::Node(..) | ApiPeer::Control(_) => {
                 "ask where the control plane runs, or for one function of the host's own on its machine"
             }
         };
@@ -162,21 +163,27 @@ impl ApiPeer {
     }
 
     /// The certificate that it shows, of those that the register has.
-    fn certified(&self) -> Option<&Certified> {
+    fn certificate(&self) -> Option<&KeyedCertificate> {
         match self {
-            ApiPeer::Node(_, Some(certified)) | ApiPeer::Person(_, certified) => Some(certified),
+            ApiPeer::Node(_, Some(shown)) | ApiPeer::Person(_, shown) => Some(shown),
             _ => None,
         }
     }
 
-    /// Refuses who shows a certificate that was not given out.
+    /// Refuses who shows a certificate that was not given out, or, of a control plane, that was not made by the newest authority.
     ///
     /// # Errors
     /// `forbidden`.
     fn check_issued(&self, register: &CertificateRegister) -> Result<(), ApiError> {
-        let Some(certified) = self.certified() else { return Ok(()) };
+        if let ApiPeer::Control(issuer) = self {
+            let remedy =
+                "see that this control plane is of the version of the others, and reads etcd";
+            let checked = register.check_control_plane(issuer, now());
+            return checked.map_err(|error| problem("forbidden", error.to_string(), remedy));
+        }
+        let Some(shown) = self.certificate() else { return Ok(()) };
         register
-            .check_issued(certified)
+            .check_issued(shown)
             .map_err(|error| problem("forbidden", error.to_string(), anew(&error.subject)))
     }
 
@@ -190,7 +197,7 @@ impl ApiPeer {
         match self {
             ApiPeer::Local(_) => of("local", None, None),
             ApiPeer::Node(host, _) => of("node", None, Some(host)),
-            ApiPeer::Control => of("control", None, None),
+            ApiPeer::Control(_) => of("control", None, None),
             ApiPeer::Stranger => of("stranger", None, None),
             ApiPeer::Revoked(certified) => match &certified.subject {
                 Subject::Node(host) => of("revoked", None, Some(host)),
@@ -270,8 +277,8 @@ pub async fn check(
     let decided = peer.decide(request.method(), request.uri().path());
     let decided = decided.and_then(|()| check_request(VERSIONS, request.headers()));
     let decided = decided.and_then(|_| peer.check_issued(&service.register()));
-    if let (Ok(()), Some(certified)) = (&decided, peer.certified()) {
-        service.note_shown(&certified.serial).await;
+    if let (Ok(()), Some(shown)) = (&decided, peer.certificate()) {
+        service.note_shown(shown).await;
     }
     let mut response = match decided {
         Err(refused) => refused.into_response(),
@@ -314,7 +321,7 @@ mod tests {
 
     fn person(role: Role) -> ApiPeer {
         let person = Person { user: "ann".to_owned(), role };
-        ApiPeer::Person(person, certified())
+        ApiPeer::Person(person, shown())
     }
 
     fn certified() -> Box<Certified> {
@@ -322,10 +329,14 @@ mod tests {
         Box::new(Certified::new(subject, std::time::Duration::from_secs(60)))
     }
 
+    fn shown() -> Box<KeyedCertificate> {
+        Box::new(KeyedCertificate { certified: *certified(), key: [0; 32].into() })
+    }
+
     fn everybody() -> Vec<(&'static str, ApiPeer)> {
         vec![
             ("local", ApiPeer::Local(None)),
-            ("control", ApiPeer::Control),
+            ("control", ApiPeer::Control(String::new())),
             ("administrator", person(Role::Administrator)),
             ("operator", person(Role::Operator)),
             ("borrower", person(Role::Borrower("beta".to_owned()))),

@@ -3,7 +3,7 @@
 //! What is decided is in [`register`](crate::register). Nodes and people learn of it by what they ask anyway, and get new
 //! certificates by themselves; a control plane makes its own ([`renew`]).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::extract::State;
@@ -12,8 +12,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::Method;
 use rackbus_identity::{
-    AuthorityBundle, AuthorityError, CertificateAuthority, Renewed, Subject, fingerprint_of,
-    issuer_of, now,
+    AuthorityBundle, AuthorityError, CertificateAuthority, Credentials, Renewed, Subject,
+    fingerprint_of, issuer_of, now,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -26,7 +26,9 @@ use crate::client::{ControlClient, ControlClientError};
 use crate::http::key;
 use crate::leaders::TlsSource;
 use crate::machines::{self, RackAdmission};
-use crate::register::{AuthorityRecord, AuthoritySet, RegisterOutcome, RotationStep};
+use crate::register::{
+    AuthorityRecord, AuthoritySet, NextAuthority, RegisterOutcome, RotationStep,
+};
 use crate::service::problem;
 
 /// How long a control plane waits before it looks again whether its own certificate is to be renewed.
@@ -80,27 +82,75 @@ fn bundle_of(set: &AuthoritySet) -> Result<AuthorityBundle, AuthorityError> {
     AuthorityBundle::new(signing, &set.others())
 }
 
-/// Keeps the control plane's own certificate one of the authorities that there are, and good, until nobody says any more which
+/// What signs the certificate by which a control plane asks others: the newest authority, which all of them know before anybody
+/// else does. Trusted is beside it the one that signs what they show, and none that did before.
+fn newest_bundle_of(set: &AuthoritySet) -> Result<AuthorityBundle, AuthorityError> {
+    let Some(NextAuthority { authority, .. }) = &set.next else {
+        let signing = CertificateAuthority::from_pem(&set.signing.certificate, &set.signing.key)?;
+        return AuthorityBundle::new(signing, &[]);
+    };
+    let newest = CertificateAuthority::from_pem(&authority.certificate, &authority.key)?;
+    AuthorityBundle::new(newest, &[&set.signing.certificate])
+}
+
+/// What a control plane shows: to whoever connects to it, by the authority that everybody trusts, and to the control planes that
+/// it connects to itself, by the newest one: who has the key of the one before can make the others.
+#[derive(Debug, Clone)]
+pub struct ControlCredentials {
+    /// Shown to whoever connects.
+    pub serving: Renewed,
+    /// Shown to other control planes.
+    pub asking: Renewed,
+}
+
+impl ControlCredentials {
+    /// New ones, in a rack with the authorities of `set`, or with its first one alone.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn new(
+        known: &KnownAuthorities,
+        set: Option<&AuthoritySet>,
+    ) -> Result<ControlCredentials, AuthorityError> {
+        let shared = |own: Credentials| Arc::new(RwLock::new(own));
+        let serving = shared(known.bundle(set)?.issue(&Subject::Control)?);
+        let asking = newest_bundle_of(set.unwrap_or(&known.first))?.issue(&Subject::Control)?;
+        Ok(ControlCredentials { serving, asking: shared(asking) })
+    }
+
+    /// Has both be of the authorities that there are, and good.
+    fn renew(
+        &self,
+        known: &KnownAuthorities,
+        set: Option<&AuthoritySet>,
+    ) -> Result<(), AuthorityError> {
+        // Who hears of the new authorities by what is shown must find that they are known.
+        renew_by(&self.serving, &*known.bundle(set)?)?;
+        renew_by(&self.asking, &newest_bundle_of(set.unwrap_or(&known.first))?)
+    }
+}
+
+/// Has these be what `bundle` would give out now.
+fn renew_by(credentials: &Renewed, bundle: &AuthorityBundle) -> Result<(), AuthorityError> {
+    let own = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
+    if own.is_due() || !own.are_of(bundle.fingerprints()) {
+        let next = bundle.issue(&Subject::Control)?;
+        *credentials.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+    Ok(())
+}
+
+/// Keeps the control plane's own certificates of the authorities that there are, and good, until nobody says any more which
 /// these are.
 pub async fn renew(
     known: Arc<KnownAuthorities>,
     mut authorities: watch::Receiver<Option<AuthoritySet>>,
-    credentials: Renewed,
+    credentials: ControlCredentials,
 ) {
     loop {
         let set = authorities.borrow_and_update().clone();
-        let own = credentials.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let made = known.bundle(set.as_ref()).and_then(|bundle| {
-            let is_good = !own.is_due() && own.are_of(bundle.fingerprints());
-            if is_good { Ok(None) } else { bundle.issue(&Subject::Control).map(Some) }
-        });
-        let wait = match made {
-            Ok(next) => {
-                if let Some(next) = next {
-                    *credentials.write().unwrap_or_else(PoisonError::into_inner) = next;
-                }
-                LOOK
-            }
+        let wait = match credentials.renew(&known, set.as_ref()) {
+            Ok(()) => LOOK,
             Err(error) => {
                 tracing::error!(%error, "the certificate was not renewed");
                 AGAIN
@@ -264,7 +314,7 @@ async fn status(State(admission): Shared) -> Result<Json<AuthorityStatus>, ApiEr
 /// What came of a request for a step. Of one that had been done before nobody is named any more: the events do.
 fn stepped(admission: &RackAdmission, done: RegisterOutcome) -> RotationAnswer {
     let is_introduced = match &done.step {
-        Some(step) => *step == RotationStep::Introduced,
+        Some(step) => matches!(step, RotationStep::Introduced(_)),
         None => {
             let register = admission.service().register();
             register.authorities().is_some_and(|it| it.next.is_some())
@@ -293,7 +343,8 @@ async fn rotate(
         problem("not_stored", error.to_string(), "see to the control plane's machine")
     };
     let rack = admission.service().rack();
-    let made = CertificateAuthority::generate(&rack).map_err(unmade)?;
+    let (bundle, _) = admission.authorities()?;
+    let made = bundle.successor(&rack).map_err(unmade)?;
     let (certificate, key) = made.pem();
     // Which number it has is decided with all else.
     let next = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };

@@ -174,11 +174,11 @@ async fn renew(
         ApiPeer::Node(host, Some(old)) => {
             // A host that the rack file has no more is not renewed.
             admission.check_host(&host)?;
-            (Subject::Node(host), old.life(), old)
+            (Subject::Node(host), old.certified.life(), old)
         }
         ApiPeer::Person(person, old) => {
             person.role.host().map_or(Ok(()), |host| admission.check_host(host))?;
-            (Subject::Person(person), old.life(), old)
+            (Subject::Person(person), old.certified.life(), old)
         }
         _ => {
             let error = "only who has joined or logged in has a certificate to renew".to_owned();

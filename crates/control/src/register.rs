@@ -2,7 +2,7 @@
 //!
 //! No clock and no store: the writer says what time it is, and stores the [changes](RegisterChange) before they count. What is
 //! over is forgotten, so the register is as large as there are certificates that are good, of which each subject has only so
-//! many, and hosts that were revoked and have not joined anew.
+//! many, and hosts of the rack file that were revoked and have not joined anew.
 
 mod issued;
 mod rotation;
@@ -14,13 +14,15 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_identity::{
-    Certified, LONGEST_LIFE, MOST_REVOKED, Revocation, RevocationList, Revoked, Serial, Subject,
+    Certified, KeyedCertificate, LONGEST_LIFE, MOST_REVOKED, Revocation, RevocationList, Revoked,
+    Serial, Subject,
 };
 use serde::{Deserialize, Serialize};
 
 pub use issued::{AuthorityNumbers, IssuedCertificate};
 pub use rotation::{
-    AuthorityRecord, AuthoritySet, NextAuthority, RetiringAuthority, RotationRefused, RotationStep,
+    AuthorityRecord, AuthoritySet, NextAuthority, NoControlPlane, RetiringAuthority,
+    RotationRefused, RotationStep,
 };
 pub(crate) use rotation::{all_names, short_name};
 
@@ -30,6 +32,8 @@ const MOST_OF_ONE: usize = 64;
 const MOST_WITH_REPLACED: usize = 8 * MOST_OF_ONE;
 /// Certificates that may be good at a time.
 const MOST: usize = 20_000;
+/// Revocations up to which certificates of a retired authority are revoked, which nobody trusts: there is room left for others.
+const MOST_STRANDED: usize = MOST_REVOKED / 2;
 /// Entries that are forgotten in one step, which a store takes as a whole, and as many that are prolonged.
 const TIDIED: usize = 32;
 /// A revocation is prolonged when it is of use for less than this, in seconds: the register is tidied each day, so that is long
@@ -133,14 +137,28 @@ pub enum RegisterRefused {
 /// A certificate that an authority of the rack has signed, and that its register does not have: whoever has the key of an
 /// authority can make one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the certificate {serial}, of {subject}, is none that the control plane knows to have given out"
-)]
+#[error("the certificate {serial}, of {subject}, {cause}")]
 pub struct CertificateNotIssued {
     /// The number of the certificate.
     pub serial: Serial,
     /// Of whom it is.
     pub subject: Subject,
+    /// What it is instead.
+    pub cause: NotIssuedCause,
+}
+
+/// What a certificate is that was not given out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotIssuedCause {
+    /// No certificate with its number, or one that says something else.
+    #[error("is none that the control plane knows to have given out")]
+    Unknown,
+    /// One that says the same was given out.
+    #[error("is for another key than the one that was given out")]
+    OtherKey,
+    /// One that says the same was given out, by a version that kept no keys.
+    #[error("was given out by a version of rackbus that did not keep for which key it is")]
+    KeyNotKept,
 }
 
 /// The certificates that were given out and are not over, and the revocations.
@@ -150,6 +168,8 @@ pub struct CertificateRegister {
     revoked: RevocationList,
     /// Nothing where the rack has its first authority alone.
     authorities: Option<AuthoritySet>,
+    /// The hosts of the rack file; nothing where these are not known.
+    hosts: Option<BTreeSet<String>>,
 }
 
 impl CertificateRegister {
@@ -158,6 +178,12 @@ impl CertificateRegister {
         let mut register = CertificateRegister::default();
         entries.into_iter().for_each(|entry| register.put(entry));
         register
+    }
+
+    /// The same of a rack whose file has these hosts: revocations of others are not kept for longer than their certificates.
+    #[must_use]
+    pub fn with_hosts(self, hosts: impl IntoIterator<Item = String>) -> CertificateRegister {
+        CertificateRegister { hosts: Some(hosts.into_iter().collect()), ..self }
     }
 
     fn put(&mut self, entry: RegisterEntry) {
@@ -226,20 +252,32 @@ impl CertificateRegister {
         certified
     }
 
-    /// Refuses a certificate that was not given out, of a rack that has begun to replace its authority: since its key may be known
-    /// to others. Before, it may have been given out by a version that kept no register.
+    /// Refuses a certificate that was not given out. One that the register does not have is refused of a rack that has begun to
+    /// replace its authority, since that one's key may be known to others: before, a version that kept no register may have given
+    /// it out. In the same way one is refused whose key is not known, by a rotation that a version has begun which keeps keys.
     ///
     /// # Errors
     /// [`CertificateNotIssued`].
-    pub fn check_issued(&self, shown: &Certified) -> Result<(), CertificateNotIssued> {
-        let is_known = self.issued.get(&shown.serial).is_some_and(|it| it.certified == *shown);
-        match is_known || self.authorities.is_none() {
-            true => Ok(()),
-            false => {
-                let Certified { serial, subject, .. } = shown.clone();
-                Err(CertificateNotIssued { serial, subject })
-            }
-        }
+    pub fn check_issued(&self, shown: &KeyedCertificate) -> Result<(), CertificateNotIssued> {
+        let KeyedCertificate { certified, key } = shown;
+        let cause = match self.issued.get(&certified.serial) {
+            None if self.authorities.is_none() => return Ok(()),
+            None => NotIssuedCause::Unknown,
+            Some(issued) if issued.certified != *certified => NotIssuedCause::Unknown,
+            Some(issued) => match issued.key {
+                Some(known) if known == *key => return Ok(()),
+                Some(_) => NotIssuedCause::OtherKey,
+                None if !self.demands_keys() => return Ok(()),
+                None => NotIssuedCause::KeyNotKept,
+            },
+        };
+        let Certified { serial, subject, .. } = certified.clone();
+        Err(CertificateNotIssued { serial, subject, cause })
+    }
+
+    /// Whether a certificate is refused whose key is not known.
+    fn demands_keys(&self) -> bool {
+        self.authorities.as_ref().is_some_and(|set| set.keys_demanded)
     }
 
     /// Gives out a certificate at `now`, which the authorities `under` made; one that is renewed by `old` not if that is over or
@@ -250,20 +288,20 @@ impl CertificateRegister {
     pub fn issue(
         &self,
         now: u64,
-        certified: &Certified,
+        given: &KeyedCertificate,
         under: AuthorityNumbers,
-        old: Option<&Certified>,
+        old: Option<&KeyedCertificate>,
     ) -> Result<Vec<RegisterChange>, RegisterRefused> {
         if under != self.authority_numbers() {
             return Err(RegisterRefused::OtherAuthorities);
         }
-        let subject = &certified.subject;
-        for one in [Some(certified), old].into_iter().flatten() {
-            if self.revoked.find(one).is_some() {
+        let subject = &given.certified.subject;
+        for one in [Some(given), old].into_iter().flatten() {
+            if self.revoked.find(&one.certified).is_some() {
                 return Err(RegisterRefused::Revoked(subject.clone()));
             }
         }
-        if old.is_some_and(|old| old.is_over(now)) {
+        if old.is_some_and(|old| old.certified.is_over(now)) {
             return Err(RegisterRefused::Over(subject.clone()));
         }
         old.map_or(Ok(()), |old| self.check_issued(old))?;
@@ -282,7 +320,8 @@ impl CertificateRegister {
         if self.issued.len() - gone.count() >= MOST {
             return Err(RegisterRefused::TooMany(MOST, "this rack".to_owned()));
         }
-        let issued = IssuedCertificate::new(certified.clone(), under, old);
+        let old = old.map(|old| &old.certified);
+        let issued = IssuedCertificate::new(given.clone(), under, old);
         changes.push(RegisterChange::Put(RegisterEntry::Issued(issued)));
         Ok(changes)
     }
@@ -333,40 +372,46 @@ impl CertificateRegister {
         Ok((count, changes))
     }
 
-    /// Revokes certificates that are good at `now`, each by its number.
-    ///
-    /// # Errors
-    /// [`RegisterRefused::Full`].
-    fn revoke_each<'a>(
+    /// Revokes certificates that are good at `now`, each by its number: a step of them, as far as there is room.
+    fn revoke_step<'a>(
         &self,
         now: u64,
         all: impl Iterator<Item = &'a Certified>,
-    ) -> Result<Vec<RegisterChange>, RegisterRefused> {
-        let mut changes = self.tidied(now);
-        let is_gone =
-            |it: &&RegisterChange| matches!(it, RegisterChange::Forget(RegisterEntry::Revoked(_)));
-        let kept = self.revoked.revoked.len() - changes.iter().filter(is_gone).count();
-        let before = changes.len();
-        changes.extend(all.zip(self.revoked.version.saturating_add(1)..).map(|(it, number)| {
+    ) -> Vec<RegisterChange> {
+        let room = MOST_STRANDED.saturating_sub(self.revoked.revoked.len()).min(TIDIED);
+        let numbered = all.take(room).zip(self.revoked.version.saturating_add(1)..);
+        let revoked = numbered.map(|(it, number)| {
             let Certified { serial, since, until, .. } = it.clone();
             let what = Revoked::Serial(serial);
             let revocation = Revocation { number, what, at: since.max(now), until };
             RegisterChange::Put(RegisterEntry::Revoked(revocation))
-        }));
-        match kept + changes.len() - before > MOST_REVOKED {
-            true => Err(RegisterRefused::Full),
-            false => Ok(changes),
+        });
+        revoked.collect()
+    }
+
+    /// What is to be done at `now` beside all requests: what is [over](CertificateRegister::tidied), and then what an authority has
+    /// made that is [trusted no more](CertificateRegister::stranded). Nothing is left to do where it is empty.
+    pub fn upkeep(&self, now: u64) -> Vec<RegisterChange> {
+        match self.tidied(now) {
+            tidied if tidied.is_empty() => self.revoke_step(now, self.stranded(now)),
+            tidied => tidied,
         }
     }
 
-    /// The revocations of hosts that have no certificate that was given out since and is good at `now`: their machines are no part
-    /// of the rack any more. Where no certificate is asked for, only their revocations say so.
-    fn expelled(&self, now: u64) -> impl Iterator<Item = &Revocation> {
+    /// The numbers of the certificates that are revoked alone.
+    fn revoked_serials(&self) -> BTreeSet<&Serial> {
         let alone = self.revoked.revoked.iter().filter_map(|it| match &it.what {
             Revoked::Serial(serial) => Some(serial),
             _ => None,
         });
-        let alone: BTreeSet<&Serial> = alone.collect();
+        alone.collect()
+    }
+
+    /// The revocations of hosts that have no certificate that was given out since and is good at `now`: their machines are no part
+    /// of the rack any more. Where no certificate is asked for, only their revocations say so. A host that the rack file has no more is
+    /// nobody's peer.
+    fn expelled(&self, now: u64) -> impl Iterator<Item = &Revocation> {
+        let alone = self.revoked_serials();
         // When the newest certificate of each host was given out that is good but for a revocation of the host.
         let mut newest = BTreeMap::<&str, u64>::new();
         let good = |it: &&Certified| !it.is_over(now) && !alone.contains(&it.serial);
@@ -377,7 +422,10 @@ impl CertificateRegister {
             }
         }
         self.revoked.revoked.iter().filter(move |it| match &it.what {
-            Revoked::Host(host) => newest.get(&**host).is_none_or(|since| *since <= it.at),
+            Revoked::Host(host) => {
+                let is_named = self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host));
+                is_named && newest.get(&**host).is_none_or(|since| *since <= it.at)
+            }
             _ => false,
         })
     }

@@ -108,7 +108,7 @@ async fn who_does_not_lead_says_who_does_and_decides_nothing() {
 #[tokio::test]
 async fn a_leader_answers_until_its_tenure_is_over_and_ends_its_streams_with_it() {
     let (front, said, _members) = front();
-    let routes = front.routes().layer(MockConnectInfo(ApiPeer::Control));
+    let routes = front.routes().layer(MockConnectInfo(ApiPeer::Control(String::new())));
     let first = tenure(60_000);
     said.send_replace(Standing::Leads(first.clone()));
     leads(&routes).await;

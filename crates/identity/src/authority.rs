@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 
 use crate::certified::{Certified, NODE_LIFE, SKEW, now};
 use crate::credentials::{write_private, write_public};
+use crate::servers::began;
 use crate::{CertificateRequest, Credentials, CredentialsError, Subject, fingerprint};
 
 /// How long the certificate of an authority is good.
@@ -100,6 +101,20 @@ impl CertificateAuthority {
     /// # Errors
     /// [`AuthorityError`].
     pub fn generate(rack: &str) -> Result<CertificateAuthority, AuthorityError> {
+        CertificateAuthority::generated(rack, 0)
+    }
+
+    /// A new authority of `rack` that takes the place of this one, kept nowhere yet. Its certificate is good from later on, by whatever
+    /// clock this one was made: so it is known which one is the newer.
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn successor(&self, rack: &str) -> Result<CertificateAuthority, AuthorityError> {
+        let own = began(&self.certificate).ok_or(rcgen::Error::CouldNotParseCertificate)?;
+        CertificateAuthority::generated(rack, own.saturating_add(1))
+    }
+
+    fn generated(rack: &str, earliest: u64) -> Result<CertificateAuthority, AuthorityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         let name = DnValue::Utf8String(format!("{RACK}{rack}"));
@@ -107,8 +122,9 @@ impl CertificateAuthority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let since = now();
-        params.not_before = moment(since.saturating_sub(SKEW.as_secs()))?;
-        params.not_after = moment(since.saturating_add(AUTHORITY.as_secs()))?;
+        let begins = since.saturating_sub(SKEW.as_secs()).max(earliest);
+        params.not_before = moment(begins)?;
+        params.not_after = moment(begins.max(since).saturating_add(AUTHORITY.as_secs()))?;
         let pem = params.self_signed(&key)?.pem();
         CertificateAuthority::of(pem, key)
     }

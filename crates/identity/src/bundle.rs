@@ -43,6 +43,14 @@ impl AuthorityBundle {
         self.signing.fingerprint()
     }
 
+    /// A new authority that takes the place of the one that makes certificates, as [`CertificateAuthority::successor`].
+    ///
+    /// # Errors
+    /// [`AuthorityError`].
+    pub fn successor(&self, rack: &str) -> Result<CertificateAuthority, AuthorityError> {
+        self.signing.successor(rack)
+    }
+
     /// Signs as [`CertificateAuthority::sign`] does. The answer has the certificates of the others behind the authority's.
     ///
     /// # Errors
@@ -82,6 +90,8 @@ pub fn issuer_of(chain: &[CertificateDer<'_>]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use rustls::{ClientConnection, ServerConnection};
+
     use super::*;
 
     fn node() -> Subject {
@@ -126,6 +136,53 @@ mod tests {
         // Whatever is shown behind it.
         let told = [&chain[..1], &chain_of(&alone)[1..]].concat();
         assert!(!alone.let_in(&told));
+    }
+
+    /// What comes of a handshake, at the client.
+    fn connects(client: &Credentials, server: &Credentials) -> bool {
+        let name = server.subject().server_name().unwrap();
+        let mut client = ClientConnection::new(client.client().clone(), name).unwrap();
+        let mut server = ServerConnection::new(server.server().clone()).unwrap();
+        while client.is_handshaking() {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            bytes.clear();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut bytes.as_slice()).unwrap();
+            if client.process_new_packets().is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn a_control_plane_is_of_ones_own_authority_or_of_a_later_one() {
+        let old = CertificateAuthority::generate("lab").unwrap();
+        let new = old.successor("lab").unwrap();
+        let pem = [&old, &new].map(|it| it.pem().0.to_owned());
+        let [before, after] = [
+            AuthorityBundle::new(old, &[&pem[1]]).unwrap(),
+            AuthorityBundle::new(new, &[&pem[0]]).unwrap(),
+        ];
+        let issued = |bundle: &AuthorityBundle| {
+            [node(), Subject::Control].map(|it| bundle.issue(&it).unwrap())
+        };
+        let ([old_node, old_control], [new_node, new_control]) = (issued(&before), issued(&after));
+        for server in [&old_node, &new_node, &old_control, &new_control] {
+            assert!(connects(&old_node, server), "{server:?}");
+        }
+        for server in [&old_node, &new_node, &new_control] {
+            assert!(connects(&new_node, server), "{server:?}");
+        }
+        assert!(!connects(&new_node, &old_control), "the old one is trusted still, for nodes");
+        // And whose certificate it is that is shown, also at the other end.
+        for (shown, bundle) in [(&old_control, &before), (&new_control, &after)] {
+            let issuer = new_control.issuer_of(&chain_of(shown)).unwrap();
+            assert_eq!(issuer, bundle.fingerprints()[0]);
+        }
     }
 
     #[test]

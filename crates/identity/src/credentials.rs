@@ -16,6 +16,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::authority::RACK;
+use crate::servers::RackServerVerifier;
 use crate::{Certified, Subject, fingerprint, hex, now};
 
 /// Why credentials cannot be loaded or made.
@@ -79,7 +80,8 @@ pub struct Credentials {
     text: (String, String),
     /// The fingerprints of the authorities that are trusted, the one that made the certificate first.
     authorities: Vec<String>,
-    verifier: Arc<dyn ClientCertVerifier>,
+    /// One for each of these authorities.
+    verifiers: Vec<Arc<dyn ClientCertVerifier>>,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     open_server: Arc<ServerConfig>,
@@ -139,16 +141,18 @@ impl Credentials {
         let shown = vec![own.clone(), authority.clone()];
         let roots = Arc::new(roots);
         let provider = Arc::new(default_provider());
+        let servers = RackServerVerifier::new((authority, &certified.subject), others, &provider);
+        let servers = servers.ok_or_else(|| unusable("an authority's is no certificate"))?;
         let secret = || PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unusable);
         let client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
-            .with_root_certificates(roots.clone())
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(servers))
             .with_client_auth_cert(shown.clone(), secret()?)
             .map_err(unusable)?;
-        let verifier = |open: bool| {
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let verifier = |roots: Arc<RootCertStore>, open: bool| {
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
             let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
             verifier.build().map_err(unusable)
         };
@@ -156,7 +160,7 @@ impl Credentials {
             let mut config = ServerConfig::builder_with_provider(provider.clone())
                 .with_protocol_versions(&[&TLS13])
                 .map_err(unusable)?
-                .with_client_cert_verifier(verifier(open)?)
+                .with_client_cert_verifier(verifier(roots.clone(), open)?)
                 .with_single_cert(shown.clone(), secret()?)
                 .map_err(unusable)?;
             // A session that is taken up again is not verified again, and would outlive its certificate.
@@ -165,8 +169,14 @@ impl Credentials {
         };
         let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));
         let text = (certificates_of(certificates), key_of(key));
-        let (verifier, client) = (verifier(false)?, Arc::new(client));
-        Ok(Credentials { certified, text, authorities, verifier, client, server, open_server })
+        let of_one = |authority: &CertificateDer<'static>| {
+            let mut roots = RootCertStore::empty();
+            roots.add(authority.clone()).map_err(unusable)?;
+            verifier(Arc::new(roots), false)
+        };
+        let verifiers = chain[1..].iter().map(of_one).collect::<Result<_, _>>()?;
+        let client = Arc::new(client);
+        Ok(Credentials { certified, text, authorities, verifiers, client, server, open_server })
     }
 
     /// Whom they are of.
@@ -197,8 +207,18 @@ impl Credentials {
 
     /// Whether somebody would be let in now who shows this chain, by its certificates alone.
     pub fn let_in(&self, chain: &[CertificateDer<'_>]) -> bool {
-        let Some((own, others)) = chain.split_first() else { return false };
-        self.verifier.verify_client_cert(own, others, UnixTime::now()).is_ok()
+        self.issuer_of(chain).is_some()
+    }
+
+    /// The fingerprint of the authority that made the certificate at the begin of this chain, whatever is shown behind it; nothing
+    /// where none of those did that are trusted, or the certificate is over.
+    pub fn issuer_of(&self, chain: &[CertificateDer<'_>]) -> Option<String> {
+        let (own, others) = chain.split_first()?;
+        let made = |it: &Arc<dyn ClientCertVerifier>| {
+            it.verify_client_cert(own, others, UnixTime::now()).is_ok()
+        };
+        let at = self.verifiers.iter().position(made)?;
+        self.authorities.get(at).cloned()
     }
 
     /// The name of the rack, as its authority has it; nothing where that has none.

@@ -12,7 +12,9 @@ mod certified;
 mod credentials;
 mod handshakes;
 mod join;
+mod keyed;
 mod revoked;
+mod servers;
 mod subject;
 mod token;
 mod versions;
@@ -25,6 +27,7 @@ pub use certified::{BadSerial, Certified, LONGEST_LIFE, NODE_LIFE, PERSON_LIFE, 
 pub use credentials::{CertificateRequest, Credentials, CredentialsError, write_private};
 pub use handshakes::{Handshake, Handshakes, has_spoken};
 pub use join::joining_config;
+pub use keyed::{BadKeyDigest, KeyDigest, KeyedCertificate};
 pub use revoked::{
     IsRevoked, MOST_REVOKED, Revocation, RevocationList, Revocations, Revoked, WatchedConnection,
 };

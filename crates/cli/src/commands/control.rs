@@ -8,9 +8,11 @@ mod status;
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
-use rackbus_control::authorities::{self, ControlPlanesSource, KnownAuthorities};
+use rackbus_control::authorities::{
+    self, ControlCredentials, ControlPlanesSource, KnownAuthorities,
+};
 use rackbus_control::machines::{self, Joining};
 use rackbus_control::metrics::{MetricsSource, serve_on};
 use rackbus_control::register::AuthoritySet;
@@ -243,9 +245,10 @@ impl Machines {
         let own = own_address(&listener);
         let source = ControlPlanesSource {
             addresses: Arc::new(move || own.iter().cloned().collect()),
-            tls: machines::tls_of(&credentials),
+            tls: machines::tls_of(&credentials.asking),
         };
         let joining = Joining::new(known, tokens, hosts, text).with_control_planes(source);
+        let credentials = credentials.serving;
         Ok(Machines { listener, joining: Arc::new(joining), credentials })
     }
 }
@@ -282,12 +285,10 @@ fn own_address(listener: &tokio::net::TcpListener) -> Option<String> {
 fn own_credentials(
     known: &KnownAuthorities,
     stored: Option<&AuthoritySet>,
-) -> Result<Renewed, Failure> {
-    let own = known.bundle(stored).and_then(|bundle| bundle.issue(&Subject::Control));
-    let own = own.map_err(|error| {
+) -> Result<ControlCredentials, Failure> {
+    ControlCredentials::new(known, stored).map_err(|error| {
         Failure::new(error.to_string(), "see to the store: the rack's authority is in it")
-    })?;
-    Ok(Arc::new(RwLock::new(own)))
+    })
 }
 
 /// Serves the metrics at a network address, if one is named.

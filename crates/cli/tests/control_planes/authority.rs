@@ -78,3 +78,29 @@ async fn an_authority_is_replaced_whoever_leads() {
         beta.give_back(lease).await.unwrap();
     }
 }
+
+/// Those that do not lead show a certificate of the new authority to the one that does, long before it signs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_authority_that_does_not_sign_keeps_no_control_plane_from_passing_on() {
+    let Some(program) = etcd() else { return };
+    let mut cluster = Cluster::start(&program, 1, 2, &RACK.replace("[hosts.gamma]\n", ""));
+    cluster.leader(None).await;
+    for host in ["alpha", "beta"] {
+        cluster.node(host).await;
+    }
+    cluster.up().await;
+    // One that is gone holds the next step up.
+    cluster.nodes[1].kill();
+    let leader = cluster.leader(None).await;
+    cluster.controls[leader].client().rotate_authority(false).await.unwrap();
+    let begun = Instant::now();
+    // Longer than all have to hear of it.
+    while begun.elapsed() < Duration::from_secs(6) {
+        for control in &cluster.controls {
+            let asked = control.client().authority_status().await;
+            let status = asked.unwrap_or_else(|error| panic!("{error} {}", logs(&cluster)));
+            assert_eq!((status.authorities[0].number, status.authorities.len()), (0, 2));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

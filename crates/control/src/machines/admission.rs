@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rackbus_identity::{
-    AuthorityBundle, AuthorityError, Bearer, Certified, LONGEST_LIFE, Revoked, Subject, Token,
-    TokenRefused, Tokens,
+    AuthorityBundle, AuthorityError, Bearer, Certified, KeyedCertificate, LONGEST_LIFE, Revoked,
+    Subject, Token, TokenRefused, Tokens,
 };
 
 use super::{Certificates, NewToken};
@@ -93,13 +93,15 @@ fn sign(
     bundle: &AuthorityBundle,
     certified: &Certified,
     request: &str,
-) -> Result<Certificates, ApiError> {
+) -> Result<(KeyedCertificate, Certificates), ApiError> {
     let refused = |error: AuthorityError| {
         let remedy = "join with `rackbus node --join`, or log in with `rackbus login`";
         problem("bad_request", error.to_string(), remedy)
     };
     let certificates = bundle.sign(certified, request).map_err(refused)?;
-    Ok(Certificates { certificates })
+    let key = KeyedCertificate::of_pem(&certificates).map_err(refused)?.key;
+    let given = KeyedCertificate { certified: certified.clone(), key };
+    Ok((given, Certificates { certificates }))
 }
 
 /// Lets hosts and people in: what they are let in by, and where that is noted.
@@ -149,13 +151,13 @@ impl RackAdmission {
         &self,
         certified: &Certified,
         request: &str,
-        old: Option<&Certified>,
+        old: Option<&KeyedCertificate>,
     ) -> Result<Certificates, ApiError> {
         loop {
             let (bundle, under) = self.authorities()?;
             // What cannot be signed costs nothing.
-            let signed = sign(&bundle, certified, request)?;
-            match self.service.issue_certificate(certified, under, old.cloned()).await {
+            let (given, signed) = sign(&bundle, certified, request)?;
+            match self.service.issue_certificate(given, under, old.cloned()).await {
                 Err(again) if again.code == OTHER_AUTHORITIES => {}
                 Err(refused) => return Err(refused),
                 Ok(()) => return Ok(signed),
@@ -231,7 +233,7 @@ impl RackAdmission {
         subject: Subject,
         life: Duration,
         request: &str,
-        old: Option<Certified>,
+        old: Option<KeyedCertificate>,
     ) -> Result<Certificates, ApiError> {
         let certified = self.service.draft_certificate(subject, life);
         self.issue(&certified, request, old.as_ref()).await

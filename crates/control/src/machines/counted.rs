@@ -36,17 +36,18 @@ pub(super) struct Counted<S> {
     /// When this ends, nothing is read or written any more. Nothing, once it has.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     is_revoked: bool,
+    issuer: String,
 }
 
 impl<S> Counted<S> {
-    /// One of somebody who is known, until their certificate is revoked, when `ended` changes, or is over, at `until`, or they
+    /// One of somebody who is known, by a certificate of the authority with the fingerprint `issuer`, until their certificate is revoked, when `ended` changes, or is over, at `until`, or they
     /// are let in no more, as `is_let_in` says: their authority was retired.
     pub(super) fn known(
         stream: S,
         place: impl Send + 'static,
         watched: WatchedConnection,
         mut ended: watch::Receiver<bool>,
-        until: SystemTime,
+        (until, issuer): (SystemTime, String),
         is_let_in: impl FnMut() -> bool + Send + 'static,
     ) -> Counted<S> {
         let end = async move {
@@ -57,7 +58,8 @@ impl<S> Counted<S> {
                 () = moment(until, is_let_in) => {}
             }
         };
-        Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked: false }
+        let (_place, end) = (Box::new(place), Some(Box::pin(end) as Pin<Box<_>>));
+        Counted { stream, _place, end, is_revoked: false, issuer }
     }
 
     /// One of somebody who is not known, or no more, for so long at most, and until it is told that others need its place.
@@ -73,7 +75,8 @@ impl<S> Counted<S> {
                 () = tokio::time::sleep(limit) => {}
             }
         };
-        Counted { stream, _place: Box::new(place), end: Some(Box::pin(end)), is_revoked }
+        let (_place, end) = (Box::new(place), Some(Box::pin(end) as Pin<Box<_>>));
+        Counted { stream, _place, end, is_revoked, issuer: String::new() }
     }
 
     pub(super) fn get(&self) -> &S {
@@ -83,6 +86,11 @@ impl<S> Counted<S> {
     /// Whether the certificate was revoked before the connection was made.
     pub(super) fn is_revoked(&self) -> bool {
         self.is_revoked
+    }
+
+    /// The fingerprint of the authority that made the certificate; empty where none was let in.
+    pub(super) fn issuer(&self) -> &str {
+        &self.issuer
     }
 
     /// Whether its time is over; who asks is woken then.
@@ -187,7 +195,7 @@ mod tests {
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let certified = Certified::new(Subject::Node("beta".to_owned()), Duration::from_secs(60));
         let watched = Revocations::default().watch(certified, || {}).unwrap();
-        (other, Counted::known(stream, place, watched, ended, until, || true))
+        (other, Counted::known(stream, place, watched, ended, (until, String::new()), || true))
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use rackbus_identity::{
-    Certified, Credentials, Handshakes, Renewed, Revocations, Subject, has_spoken,
+    Certified, Credentials, Handshakes, KeyedCertificate, Renewed, Revocations, Subject, has_spoken,
 };
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
@@ -154,13 +154,14 @@ impl ConnectionPlaces {
         let place = own.clone().try_acquire_owned().ok()?;
         // By whose authorities it was let in last: only where there are others it is verified again.
         let (own, mut trusted) = (self.own.clone(), Vec::new());
+        let issuer = current(&own).issuer_of(&chain).unwrap_or_default();
         let is_let_in = move || {
             let own = own.read().unwrap_or_else(PoisonError::into_inner);
             let is = own.authorities() == trusted || own.let_in(&chain);
             trusted = own.authorities().to_vec();
             is
         };
-        Some(Counted::known(stream, place, watched, ended, until, is_let_in))
+        Some(Counted::known(stream, place, watched, ended, (until, issuer), is_let_in))
     }
 }
 
@@ -213,15 +214,16 @@ impl Connected<IncomingStream<'_, TlsListener>> for ApiPeer {
     fn connect_info(stream: IncomingStream<'_, TlsListener>) -> Self {
         let (_, tls) = stream.io().get().get_ref();
         let certificate = tls.peer_certificates().and_then(|chain| chain.first());
-        let Some(certified) = certificate.and_then(Certified::of) else { return ApiPeer::Stranger };
-        let certified = Box::new(certified);
+        let Some(shown) = certificate.and_then(KeyedCertificate::of) else {
+            return ApiPeer::Stranger;
+        };
         if stream.io().is_revoked() {
-            return ApiPeer::Revoked(certified);
+            return ApiPeer::Revoked(Box::new(shown.certified));
         }
-        match certified.subject.clone() {
-            Subject::Node(host) => ApiPeer::Node(host, Some(certified)),
-            Subject::Person(person) => ApiPeer::Person(person, certified),
-            Subject::Control => ApiPeer::Control,
+        match shown.certified.subject.clone() {
+            Subject::Node(host) => ApiPeer::Node(host, Some(Box::new(shown))),
+            Subject::Person(person) => ApiPeer::Person(person, Box::new(shown)),
+            Subject::Control => ApiPeer::Control(stream.io().issuer().to_owned()),
         }
     }
 }

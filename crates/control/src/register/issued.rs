@@ -1,7 +1,7 @@
-//! A certificate that was given out, as the register keeps it: which authorities made it, and whether it is in use yet, or
-//! another one in its place.
+//! A certificate that was given out, as the register keeps it: for which key it is, which authorities made it, and whether it is
+//! in use yet, or another one in its place.
 
-use rackbus_identity::{Certified, Serial};
+use rackbus_identity::{Certified, KeyDigest, KeyedCertificate, Serial};
 use serde::{Deserialize, Serialize};
 
 /// Which authorities somebody has to do with, by their numbers: a rack's first one has 0, and each later one the next number.
@@ -25,6 +25,9 @@ pub struct IssuedCertificate {
     /// Its number, its holder and how long it is good, as it says.
     #[serde(flatten)]
     pub certified: Certified,
+    /// For which key it is. A version that did not keep this gave it out where there is none, and nobody has shown it since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeyDigest>,
     /// Who made it, and which authority whoever has it trusts.
     #[serde(default, skip_serializing_if = "AuthorityNumbers::is_first")]
     pub under: AuthorityNumbers,
@@ -47,11 +50,12 @@ fn is_false(value: &bool) -> bool {
 impl IssuedCertificate {
     /// One that is given out now, by which `old` is renewed.
     pub fn new(
-        certified: Certified,
+        given: KeyedCertificate,
         under: AuthorityNumbers,
         old: Option<&Certified>,
     ) -> IssuedCertificate {
-        let renews = old.map(|old| old.serial.clone());
-        IssuedCertificate { certified, under, renews, unshown: true, replaced: false }
+        let KeyedCertificate { certified, key } = given;
+        let (key, renews) = (Some(key), old.map(|old| old.serial.clone()));
+        IssuedCertificate { certified, key, under, renews, unshown: true, replaced: false }
     }
 }

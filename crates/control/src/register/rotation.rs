@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use rackbus_identity::{Serial, Subject};
+use rackbus_identity::{Certified, KeyDigest, KeyedCertificate, Serial, Subject, fingerprint_of};
 use serde::{Deserialize, Serialize};
 
 use super::issued::{AuthorityNumbers, IssuedCertificate};
@@ -48,6 +48,13 @@ pub struct NextAuthority {
     pub since: u64,
 }
 
+impl NextAuthority {
+    /// Whether all control planes know of it at `now`; also where the clock went back.
+    fn is_known(&self, now: u64) -> bool {
+        now < self.since || now - self.since >= KNOWN_BEFORE
+    }
+}
+
 /// An authority that signs no more, and is trusted until it is retired. It is kept without its key, which backups of before have
 /// still, and the place of a rack's first authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,13 +76,16 @@ pub struct AuthoritySet {
     /// The one that did, while somebody has a certificate of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<RetiringAuthority>,
+    /// Whether a certificate is refused whose key is not known: since the first rotation that was begun by a version which keeps keys.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keys_demanded: bool,
 }
 
 impl AuthoritySet {
     /// A rack that has its first authority alone, with this certificate and key (PEM).
     pub fn first(certificate: &str, key: String) -> AuthoritySet {
         let signing = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };
-        AuthoritySet { signing, next: None, last: None }
+        AuthoritySet { signing, next: None, last: None, keys_demanded: false }
     }
 
     /// Who signs, and the newest one that is trusted.
@@ -89,6 +99,22 @@ impl AuthoritySet {
     pub fn others(&self) -> Vec<&str> {
         let next = self.next.iter().map(|it| it.authority.certificate.as_str());
         next.chain(self.last.iter().map(|it| it.certificate.as_str())).collect()
+    }
+
+    /// Whether certificates of the authority with this number are trusted.
+    fn trusts(&self, number: u64) -> bool {
+        let next = self.next.as_ref().map(|it| it.authority.number);
+        let last = self.last.as_ref().map(|it| it.number);
+        [Some(self.signing.number), next, last].contains(&Some(number))
+    }
+
+    /// The certificate (PEM) of the newest authority, by which control planes are known to each other; and, where that is so new at
+    /// `now` that some of them have not heard of it, that of the one before as well.
+    fn of_control_planes(&self, now: u64) -> impl Iterator<Item = &str> {
+        let newest = self.next.as_ref().map_or(&self.signing, |next| &next.authority);
+        let is_new = self.next.as_ref().is_some_and(|next| !next.is_known(now));
+        let before = is_new.then_some(self.signing.certificate.as_str());
+        [newest.certificate.as_str()].into_iter().chain(before)
     }
 
     /// How far a rack with these has come: later steps are greater. A rack without any has its first one alone.
@@ -107,6 +133,7 @@ impl AuthoritySet {
             signing,
             next: None,
             last: Some(RetiringAuthority { number, certificate }),
+            keys_demanded: self.keys_demanded,
         })
     }
 }
@@ -114,8 +141,8 @@ impl AuthoritySet {
 /// A step of a rotation that was decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RotationStep {
-    /// There is a new authority, which everybody is to trust.
-    Introduced,
+    /// There is a new authority, which everybody is to trust. Of these it is not known for which keys their certificates are.
+    Introduced(BTreeSet<Subject>),
     /// The new one makes certificates from now on. These do not trust it.
     Signs(BTreeSet<Subject>),
     /// The old one is trusted no more, and these have certificates of it.
@@ -125,10 +152,10 @@ pub enum RotationStep {
 impl RotationStep {
     /// Whom it cuts off.
     pub fn cut_off(&self) -> &BTreeSet<Subject> {
-        const NOBODY: &BTreeSet<Subject> = &BTreeSet::new();
         match self {
-            RotationStep::Introduced => NOBODY,
-            RotationStep::Signs(cut_off) | RotationStep::Retired(cut_off) => cut_off,
+            RotationStep::Introduced(cut_off)
+            | RotationStep::Signs(cut_off)
+            | RotationStep::Retired(cut_off) => cut_off,
         }
     }
 }
@@ -148,7 +175,17 @@ pub enum RotationRefused {
     /// Some would be cut off.
     #[error("certificates of the old certificate authority are in use by {}", names(.0))]
     InUse(BTreeSet<Subject>),
+    /// Some would be cut off, since they have not shown their certificates to a version that notes for which keys these are.
+    #[error("it is not known for which keys the certificates are of {}", names(.0))]
+    KeysUnknown(BTreeSet<Subject>),
 }
+
+/// A certificate of a control plane is none of the newest authority.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "your certificate of a control plane is not of the newest certificate authority of the rack"
+)]
+pub struct NoControlPlane;
 
 /// A few names, for an error.
 fn names(subjects: &BTreeSet<Subject>) -> String {
@@ -185,14 +222,49 @@ impl CertificateRegister {
     }
 
     /// The certificates at `now` whose holders the next step would cut off: those that do not trust the authority that is
-    /// to sign, or have a certificate of the one that is to be retired.
+    /// to sign, have a certificate of the one that is to be retired, or, before a rotation begins, one whose key is not known.
     pub fn behind(&self, now: u64) -> impl Iterator<Item = &IssuedCertificate> {
-        let numbers = self.authority_numbers();
+        let (numbers, demanded) = (self.authority_numbers(), self.demands_keys());
+        let set = self.authorities.as_ref();
+        let is_rotating = set.is_some_and(|set| set.next.is_some() || set.last.is_some());
         self.issued.values().filter(move |it| {
-            let is_behind = it.under.newest < numbers.newest || it.under.issuer < numbers.issuer;
+            let is_behind = match is_rotating {
+                true => it.under.newest < numbers.newest || it.under.issuer < numbers.issuer,
+                false => it.key.is_none(),
+            };
+            let is_cut_off = (demanded && it.key.is_none()) || !self.trusts(it.under.issuer);
             let is_used = !it.replaced && !it.certified.is_over(now);
-            is_behind && is_used && self.revoked.find(&it.certified).is_none()
+            is_behind && !is_cut_off && is_used && self.revoked.find(&it.certified).is_none()
         })
+    }
+
+    fn trusts(&self, issuer: u64) -> bool {
+        self.authorities.as_ref().map_or(issuer == 0, |set| set.trusts(issuer))
+    }
+
+    /// The certificates that are good at `now` but for their authority, which is trusted no more: they were in use when that was
+    /// retired, and there may be more of them than are revoked in one step.
+    pub(super) fn stranded(&self, now: u64) -> impl Iterator<Item = &Certified> {
+        let alone = self.revoked_serials();
+        let all = self.issued.values().filter(move |it| {
+            let is_used = !it.replaced && !it.certified.is_over(now);
+            !self.trusts(it.under.issuer) && is_used && !alone.contains(&it.certified.serial)
+        });
+        all.map(|it| &it.certified).filter(|it| self.revoked.find(it).is_none())
+    }
+
+    /// Refuses a control plane whose certificate is of the authority with the fingerprint `issuer`, where that is not the newest: who
+    /// has an older one's key can make such a certificate, and control planes have a newer one from the moment on that they know of it.
+    ///
+    /// # Errors
+    /// [`NoControlPlane`].
+    pub fn check_control_plane(&self, issuer: &str, now: u64) -> Result<(), NoControlPlane> {
+        let Some(set) = &self.authorities else { return Ok(()) };
+        let is_its = |it: &str| fingerprint_of(it).is_ok_and(|it| it == issuer);
+        match set.of_control_planes(now).any(is_its) {
+            true => Ok(()),
+            false => Err(NoControlPlane),
+        }
     }
 
     fn behind_subjects(&self, now: u64) -> BTreeSet<Subject> {
@@ -200,7 +272,8 @@ impl CertificateRegister {
     }
 
     /// Begins to replace the authority at `now`, of a rack that has `first` alone otherwise: `next` takes its place, by the next
-    /// number. With `force`, one that is there signs from now on, whoever does not trust it yet.
+    /// number, and certificates are refused from now on whose keys are not known; with `force` also where some are in use. With
+    /// `force`, one that is there signs from now on, whoever does not trust it yet.
     ///
     /// # Errors
     /// [`RegisterRefused::Rotation`].
@@ -225,21 +298,24 @@ impl CertificateRegister {
         let number = set.signing.number.saturating_add(1);
         let authority = AuthorityRecord { number, ..next };
         let next = Some(NextAuthority { authority, since: now });
-        let set = AuthoritySet { next, ..set.clone() };
-        Ok((RotationStep::Introduced, vec![kept(set)]))
+        let behind = behind();
+        if !behind.is_empty() && !force {
+            return Err(RotationRefused::KeysUnknown(behind).into());
+        }
+        let set = AuthoritySet { next, keys_demanded: true, ..set.clone() };
+        Ok((RotationStep::Introduced(behind), vec![kept(set)]))
     }
 
     /// Has an authority sign that everybody trusts by `now`.
     pub fn advance(&self, now: u64) -> Option<(RotationStep, Vec<RegisterChange>)> {
         let set = self.authorities.as_ref()?;
-        let since = set.next.as_ref()?.since;
-        // Also where the clock went back.
-        let is_known = now < since || now - since >= KNOWN_BEFORE;
+        let is_known = set.next.as_ref()?.is_known(now);
         let turned = set.turned().filter(|_| is_known && self.behind(now).next().is_none())?;
         Some((RotationStep::Signs(BTreeSet::new()), vec![kept(turned)]))
     }
 
-    /// Ends the authority before at `now`. With `force`, the certificates of it that are in use are revoked.
+    /// Ends the authority before at `now`. With `force`, the certificates of it that are in use are revoked, the first of them with
+    /// this and others by [`upkeep`](CertificateRegister::upkeep).
     ///
     /// # Errors
     /// [`RegisterRefused`].
@@ -259,7 +335,7 @@ impl CertificateRegister {
         if !behind.is_empty() && !force {
             return Err(RotationRefused::InUse(behind).into());
         }
-        let mut changes = self.revoke_each(now, self.behind(now).map(|it| &it.certified))?;
+        let mut changes = self.revoke_step(now, self.behind(now).map(|it| &it.certified));
         changes.push(kept(AuthoritySet { last: None, ..set.clone() }));
         Ok((RotationStep::Retired(behind), changes))
     }
@@ -278,22 +354,34 @@ impl CertificateRegister {
         std::iter::successors(before(it), move |it| before(it)).take(MOST_WITH_REPLACED)
     }
 
-    /// Whether it changes something that the certificate with this number is shown: nobody has shown it yet, or of it and those
-    /// that it was made in the place of, another one was shown last.
-    pub fn is_news(&self, serial: &Serial) -> bool {
-        self.issued.get(serial).is_some_and(|it| {
-            it.unshown || it.replaced || self.renewed_from(it).any(|before| !before.replaced)
+    /// Whether it changes something that this certificate is shown: nobody has shown it yet, of it and those that it was made in the
+    /// place of, another one was shown last, or it is learnt for which key it is.
+    pub fn is_news(&self, shown: &KeyedCertificate) -> bool {
+        self.issued.get(&shown.certified.serial).is_some_and(|it| {
+            it.unshown
+                || it.replaced
+                || self.learnt(it, shown) != it.key
+                || self.renewed_from(it).any(|before| !before.replaced)
         })
+    }
+
+    /// For which key `it` is when `shown` was shown as this. Whoever shows it first is believed where it is not known, as a version
+    /// that keeps no keys believes whoever shows it; not any more where keys are demanded.
+    fn learnt(&self, it: &IssuedCertificate, shown: &KeyedCertificate) -> Option<KeyDigest> {
+        let is_it = !self.demands_keys() && it.certified == shown.certified;
+        it.key.or_else(|| is_it.then_some(shown.key))
     }
 
     /// Somebody has shown a certificate: those that it was made in the place of are not used any more. Of a host these are all
     /// that were made before, as one machine is the host. One that was replaced is in use again: the one in its place was lost.
-    pub fn shown(&self, serial: &Serial) -> Vec<RegisterChange> {
-        let Some(shown) = self.issued.get(serial).filter(|_| self.is_news(serial)) else {
+    pub fn shown(&self, certificate: &KeyedCertificate) -> Vec<RegisterChange> {
+        let serial = &certificate.certified.serial;
+        let Some(shown) = self.issued.get(serial).filter(|_| self.is_news(certificate)) else {
             return Vec::new();
         };
         let put = |it: IssuedCertificate| RegisterChange::Put(RegisterEntry::Issued(it));
-        let in_use = IssuedCertificate { unshown: false, replaced: false, ..shown.clone() };
+        let key = self.learnt(shown, certificate);
+        let in_use = IssuedCertificate { key, unshown: false, replaced: false, ..shown.clone() };
         let mut changes = vec![put(in_use)];
         let before = self.renewed_from(shown).map(|it| it.certified.serial.clone());
         let mut before: BTreeSet<Serial> = before.filter(|it| it != serial).collect();

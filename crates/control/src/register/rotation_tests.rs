@@ -4,8 +4,11 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use rackbus_identity::{Certified, Person, Revoked, Role, Subject};
+use rackbus_identity::{
+    CertificateAuthority, Certified, Person, Revoked, Role, Subject, fingerprint_of,
+};
 
+use super::tests::keyed;
 use super::*;
 
 const LIFE: u64 = 1000;
@@ -76,7 +79,10 @@ impl Rack {
     fn issue(&mut self, holder: usize, old: Option<&Certified>, arrives: bool) {
         let certified = self.register.draft(self.now, subject(holder), LIFE);
         let under = self.register.authority_numbers();
-        let Ok(changes) = self.register.issue(self.now, &certified, under, old) else { return };
+        let (given, old) = (keyed(&certified), old.map(keyed));
+        let Ok(changes) = self.register.issue(self.now, &given, under, old.as_ref()) else {
+            return;
+        };
         self.register.apply(changes);
         if arrives {
             self.held.insert(holder, (certified, under, self.trusted()));
@@ -134,7 +140,7 @@ impl Rack {
             Happens::Shows(holder) => {
                 let Some((certified, ..)) = self.held.get(&holder) else { return };
                 if self.is_good(certified) {
-                    let changes = self.register.shown(&certified.serial.clone());
+                    let changes = self.register.shown(&keyed(certified));
                     self.step(changes);
                 }
             }
@@ -229,7 +235,7 @@ fn an_authority_is_replaced_step_by_step_and_each_is_refused_before_its_time() {
     assert_eq!((rack.set().signing.number, rack.set().last.unwrap().number), (1, 0));
     // What was signed before is to be signed anew.
     let stale = rack.register.draft(rack.now, subject(1), LIFE);
-    let stale = rack.register.issue(rack.now, &stale, AuthorityNumbers::default(), None);
+    let stale = rack.register.issue(rack.now, &keyed(&stale), AuthorityNumbers::default(), None);
     assert_eq!(stale, Err(RegisterRefused::OtherAuthorities));
     let in_use = refused(rack.register.retire(rack.now, false));
     assert!(in_use.ends_with("are in use by host0.node"), "{in_use}");
@@ -238,7 +244,8 @@ fn an_authority_is_replaced_step_by_step_and_each_is_refused_before_its_time() {
     rack.happens(Happens::Shows(0), &mut false);
     rack.happens(Happens::Retire(false), &mut false);
     assert_eq!((rack.set().signing.number, rack.set().last), (1, None));
-    assert!(!format!("{:?}", rack.register).contains("key"), "keys are not shown");
+    let shown = format!("{:?}", rack.register);
+    assert!(!["key 0", "key 1"].iter().any(|it| shown.contains(it)), "keys are not shown");
 }
 
 #[test]
@@ -271,29 +278,174 @@ fn what_was_not_given_out_is_refused_once_the_authority_is_replaced() {
     let unknown = rack.register.draft(100, subject(1), LIFE);
     let other = Certified { subject: subject(1), ..held.clone() };
     let longer = Certified { until: held.until + 1, ..held.clone() };
-    let forged = [unknown, other, longer];
-    let renew = |rack: &Rack, old: &Certified| {
-        let next = rack.register.draft(rack.now, old.subject.clone(), LIFE);
+    let copied = KeyedCertificate { key: [7; 32].into(), ..keyed(&held) };
+    let forged = [keyed(&unknown), keyed(&other), keyed(&longer), copied];
+    let renew = |rack: &Rack, old: &KeyedCertificate| {
+        let next = rack.register.draft(rack.now, old.certified.subject.clone(), LIFE);
         let under = rack.register.authority_numbers();
-        rack.register.issue(rack.now, &next, under, Some(old)).map(drop)
+        rack.register.issue(rack.now, &keyed(&next), under, Some(old)).map(drop)
     };
-    // A version that kept no register may have given it out.
-    assert!(forged.iter().all(|it| renew(&rack, it) == Ok(())));
-    let refused = |rack: &Rack| {
-        for it in &forged {
+    let refused = |rack: &Rack, forged: &[KeyedCertificate]| {
+        for it in forged {
             let error = rack.register.check_issued(it).unwrap_err();
             assert_eq!(renew(rack, it), Err(RegisterRefused::NotIssued(error)));
         }
-        assert_eq!(renew(rack, &rack.held[&0].0), Ok(()));
+        assert_eq!(renew(rack, &keyed(&rack.held[&0].0)), Ok(()));
     };
+    // A version that kept no register may have given it out; of what is in it, all is known.
+    assert_eq!(renew(&rack, &forged[0]), Ok(()));
+    refused(&rack, &forged[1..]);
     rack.happens(Happens::Rotate(false), &mut false);
-    refused(&rack);
+    refused(&rack, &forged);
     rack.happens(Happens::Rotate(true), &mut false);
-    refused(&rack);
+    refused(&rack, &forged);
     rack.happens(Happens::Renews(0, true), &mut false);
     rack.happens(Happens::Shows(0), &mut false);
     rack.happens(Happens::Retire(false), &mut false);
-    refused(&rack);
+    refused(&rack, &forged);
     rack.happens(Happens::Time(1), &mut false);
     assert_eq!(rack.set().last, None);
+}
+
+/// As a version stored it that kept no keys.
+fn without_keys(rack: &mut Rack) {
+    let all: Vec<IssuedCertificate> = rack.register.issued.values().cloned().collect();
+    for it in all {
+        let it = RegisterEntry::Issued(IssuedCertificate { key: None, ..it });
+        assert!(!serde_json::to_string(&it).unwrap().contains("key"));
+        rack.register.apply(vec![RegisterChange::Put(it)]);
+    }
+}
+
+#[test]
+fn keys_are_learnt_until_a_rotation_begins_and_demanded_from_then_on() {
+    let mut rack = Rack { now: 100, ..Rack::default() };
+    for holder in 0..3 {
+        rack.issue(holder, None, true);
+        rack.happens(Happens::Shows(holder), &mut false);
+    }
+    without_keys(&mut rack);
+    let held = |rack: &Rack, holder: usize| keyed(&rack.held[&holder].0);
+    let copy = |of: &KeyedCertificate| KeyedCertificate { key: [7; 32].into(), ..of.clone() };
+    // Whoever shows one that says something else is not believed.
+    let other = Certified { subject: subject(1), ..held(&rack, 0).certified };
+    assert!(!rack.register.is_news(&keyed(&other)));
+    rack.happens(Happens::Shows(0), &mut false);
+    assert!(rack.register.check_issued(&copy(&held(&rack, 0))).is_err());
+    assert_eq!(rack.register.check_issued(&held(&rack, 0)), Ok(()));
+    // One is gone, and another one shows its certificate too late.
+    let (lost, late) = (held(&rack, 1), held(&rack, 2));
+    let refused = rack.register.rotate(100, &first(), next(1), false).unwrap_err();
+    let both = [subject(1), subject(2)].into();
+    assert_eq!(refused, RotationRefused::KeysUnknown(both).into());
+    rack.happens(Happens::Shows(2), &mut false);
+    let (step, changes) = rack.register.rotate(100, &first(), next(1), true).unwrap();
+    assert_eq!(step, RotationStep::Introduced([subject(1)].into()));
+    rack.step(changes);
+    assert!(rack.register.shown(&lost).is_empty() && rack.register.shown(&copy(&lost)).is_empty());
+    for (shown, is_good) in [(&lost, false), (&late, true), (&copy(&late), false)] {
+        assert_eq!(rack.register.check_issued(shown).is_ok(), is_good, "{shown:?}");
+    }
+    let cause = rack.register.check_issued(&lost).unwrap_err().cause;
+    assert_eq!(cause, NotIssuedCause::KeyNotKept);
+    // Whoever was cut off holds nothing up.
+    for holder in [0, 2] {
+        rack.happens(Happens::Renews(holder, true), &mut false);
+        rack.happens(Happens::Shows(holder), &mut false);
+    }
+    rack.happens(Happens::Time(10), &mut false);
+    assert_eq!(rack.set().signing.number, 1);
+}
+
+/// A version that kept no keys had replaced the authority before.
+#[test]
+fn a_rack_that_replaced_its_authority_before_keys_were_kept_goes_on_and_learns_them() {
+    let mut rack = Rack { now: 100, ..Rack::default() };
+    rack.issue(0, None, true);
+    rack.happens(Happens::Shows(0), &mut false);
+    rack.happens(Happens::Rotate(false), &mut false);
+    let set = AuthoritySet { keys_demanded: false, ..rack.set() };
+    rack.step(vec![RegisterChange::Put(RegisterEntry::Authorities(Box::new(set)))]);
+    without_keys(&mut rack);
+    let held = keyed(&rack.held[&0].0);
+    assert_eq!(rack.register.check_issued(&held), Ok(()));
+    rack.happens(Happens::Shows(0), &mut false);
+    let copied = KeyedCertificate { key: [7; 32].into(), ..held };
+    let error = rack.register.check_issued(&copied).unwrap_err();
+    assert_eq!(error.cause, NotIssuedCause::OtherKey);
+    for _ in 0..2 {
+        rack.happens(Happens::Renews(0, true), &mut false);
+        rack.happens(Happens::Shows(0), &mut false);
+        rack.happens(Happens::Time(10), &mut false);
+        rack.happens(Happens::Retire(false), &mut false);
+    }
+    assert_eq!(
+        (rack.set().signing.number, rack.set().last, rack.set().keys_demanded),
+        (1, None, false)
+    );
+    rack.happens(Happens::Rotate(false), &mut false);
+    assert!(rack.set().keys_demanded);
+}
+
+#[test]
+fn control_planes_are_of_the_newest_authority_once_all_of_them_know_it() {
+    let authorities = [(); 2].map(|()| CertificateAuthority::generate("lab").unwrap());
+    let [old, new] = authorities.each_ref().map(|it| fingerprint_of(it.pem().0).unwrap());
+    let (certificate, key) = authorities[0].pem();
+    let first = AuthoritySet::first(certificate, key);
+    let (certificate, key) = authorities[1].pem();
+    let next = AuthorityRecord { number: 0, certificate: certificate.to_owned(), key };
+    let mut rack = Rack { now: 100, ..Rack::default() };
+    let taken = |rack: &Rack, now| {
+        [&old, &new, &String::new()].map(|it| rack.register.check_control_plane(it, now).is_ok())
+    };
+    // It has its first one alone, whose certificate the register has not.
+    assert_eq!(taken(&rack, 100), [true; 3]);
+    let (_, changes) = rack.register.rotate(100, &first, next, false).unwrap();
+    rack.step(changes);
+    assert_eq!(taken(&rack, 102), [true, true, false]);
+    assert_eq!(taken(&rack, 103), [false, true, false]);
+    assert_eq!(taken(&rack, 90), [false, true, false], "the clock went back");
+    rack.happens(Happens::Time(10), &mut false);
+    assert!(rack.set().last.is_some());
+    assert_eq!(taken(&rack, 110), [false, true, false]);
+    rack.happens(Happens::Retire(false), &mut false);
+    assert_eq!(taken(&rack, 110), [false, true, false]);
+}
+
+#[test]
+fn an_authority_is_ended_by_force_however_many_have_certificates_of_it() {
+    let mut rack = Rack { now: 100, ..Rack::default() };
+    let host = |nth: usize| Subject::Node(format!("host{nth}"));
+    let all: Vec<Certified> = (0..MOST_REVOKED + 5)
+        .map(|nth| {
+            let certified = rack.register.draft(100, host(nth), LIFE);
+            let given = RegisterEntry::Issued(IssuedCertificate::new(
+                keyed(&certified),
+                AuthorityNumbers::default(),
+                None,
+            ));
+            rack.register.put(given);
+            certified
+        })
+        .collect();
+    rack.happens(Happens::Rotate(false), &mut false);
+    rack.happens(Happens::Rotate(true), &mut false);
+    let (step, changes) = rack.register.retire(100, true).unwrap();
+    assert_eq!(step.cut_off().len(), all.len());
+    assert_eq!(changes.len(), TIDIED + 1, "a store takes them as a whole");
+    rack.step(changes);
+    let mut steps = 0;
+    while let changes @ [_, ..] = &*rack.register.upkeep(100) {
+        assert!(changes.len() <= TIDIED);
+        rack.register.apply(changes.to_vec());
+        steps += 1;
+    }
+    assert_eq!(steps, MOST_STRANDED.div_ceil(TIDIED) - 1);
+    assert_eq!(rack.register.revoked().revoked.len(), MOST_STRANDED, "there is room for others");
+    // None of them holds up the next one, and a store that is read goes on.
+    assert_eq!(rack.register.behind(100).count(), 0);
+    rack.happens(Happens::Rotate(false), &mut false);
+    rack.happens(Happens::Time(10), &mut false);
+    assert_eq!(rack.set().signing.number, 2);
 }

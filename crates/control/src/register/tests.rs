@@ -15,9 +15,15 @@ fn beta() -> Subject {
     Subject::Node("beta".into())
 }
 
+/// For a key of its own.
+pub(super) fn keyed(certified: &Certified) -> KeyedCertificate {
+    let key = rackbus_identity::digest(certified.serial.to_string().as_bytes()).into();
+    KeyedCertificate { certified: certified.clone(), key }
+}
+
 fn issue(register: &mut CertificateRegister, now: u64, subject: Subject) -> Certified {
     let certified = register.draft(now, subject, LIFE);
-    register.apply(register.clone().issue(now, &certified, FIRST, None).unwrap());
+    register.apply(register.clone().issue(now, &keyed(&certified), FIRST, None).unwrap());
     certified
 }
 
@@ -65,15 +71,15 @@ fn what_is_revoked_is_not_renewed() {
     let mut register = CertificateRegister::default();
     let old = issue(&mut register, 10, ann());
     let next = register.draft(20, ann(), LIFE);
-    assert!(register.issue(20, &next, FIRST, Some(&old)).is_ok());
+    assert!(register.issue(20, &keyed(&next), FIRST, Some(&keyed(&old))).is_ok());
     revoke(&mut register, 20, Revoked::Serial(old.serial.clone()));
     let refused = Err(RegisterRefused::Revoked(ann()));
-    assert_eq!(register.issue(20, &next, FIRST, Some(&old)), refused);
+    assert_eq!(register.issue(20, &keyed(&next), FIRST, Some(&keyed(&old))), refused);
     // Nor what was begun before everything of ann's was revoked.
     let mut register = CertificateRegister::default();
     let next = register.draft(20, ann(), LIFE);
     revoke(&mut register, 20, Revoked::User("ann".into()));
-    assert_eq!(register.issue(20, &next, FIRST, None), refused);
+    assert_eq!(register.issue(20, &keyed(&next), FIRST, None), refused);
     assert!(matches!(
         register.revoke(20, Revoked::Serial(Serial::new())),
         Err(RegisterRefused::Unknown(_))
@@ -86,7 +92,7 @@ fn what_is_over_is_not_renewed() {
     let old = issue(&mut register, 10, ann());
     let renew = |now| {
         let next = register.draft(now, ann(), LIFE);
-        register.issue(now, &next, FIRST, Some(&old)).map(drop)
+        register.issue(now, &keyed(&next), FIRST, Some(&keyed(&old))).map(drop)
     };
     assert_eq!(renew(10 + LIFE - 1), Ok(()));
     assert_eq!(renew(10 + LIFE), Err(RegisterRefused::Over(ann())));
@@ -179,6 +185,27 @@ fn hosts_that_are_no_part_of_the_rack_stay_revoked_however_many_they_are() {
     assert_eq!(register.issued().count(), 0);
 }
 
+/// It was taken out of the rack's file: nobody has a link to it, and its certificates are over.
+#[test]
+fn a_host_that_the_rack_file_has_no_more_is_forgotten_when_its_certificates_are_over() {
+    let register = CertificateRegister::default().with_hosts(["beta".to_owned()]);
+    let mut register = register;
+    for nth in 0..100 {
+        revoke(&mut register, 10, Revoked::Host(format!("host{nth}")));
+    }
+    revoke(&mut register, 10, Revoked::Host("beta".into()));
+    let late = 11 + LONGEST_LIFE.as_secs();
+    for now in [late - 1, late] {
+        while let changes @ [_, ..] = &*register.upkeep(now) {
+            register.apply(changes.to_vec());
+        }
+        let count = if now < late { 101 } else { 1 };
+        assert_eq!(register.revoked().revoked.len(), count);
+    }
+    let kept = &register.revoked().revoked[0];
+    assert_eq!((&kept.what, kept.number), (&Revoked::Host("beta".into()), 101));
+}
+
 #[test]
 fn one_cannot_have_certificates_without_end() {
     let mut register = CertificateRegister::default();
@@ -186,7 +213,7 @@ fn one_cannot_have_certificates_without_end() {
         issue(&mut register, 10, ann());
     }
     let more = register.draft(10, ann(), LIFE);
-    let refused = register.issue(10, &more, FIRST, None).unwrap_err();
+    let refused = register.issue(10, &keyed(&more), FIRST, None).unwrap_err();
     assert!(matches!(refused, RegisterRefused::TooMany(MOST_OF_ONE, _)), "{refused}");
     issue(&mut register, 10, beta());
     for _ in 0..MOST_OF_ONE {
@@ -201,7 +228,7 @@ fn one_cannot_have_certificates_without_end() {
 fn twenty_contexts_of_one_person_are_renewed_in_each_round_of_rotations() {
     let mut register = CertificateRegister::default();
     let shown = |register: &mut CertificateRegister, it: &Certified| {
-        register.apply(register.clone().shown(&it.serial));
+        register.apply(register.clone().shown(&keyed(it)));
     };
     let mut contexts: Vec<Certified> = (0..20).map(|_| issue(&mut register, 10, ann())).collect();
     contexts.iter().for_each(|it| shown(&mut register, it));
@@ -209,7 +236,8 @@ fn twenty_contexts_of_one_person_are_renewed_in_each_round_of_rotations() {
     for round in 1..=6 {
         for context in &mut contexts {
             let next = register.draft(10 + round, ann(), LIFE);
-            let changes = register.clone().issue(10 + round, &next, FIRST, Some(context));
+            let changes =
+                register.clone().issue(10 + round, &keyed(&next), FIRST, Some(&keyed(context)));
             register.apply(changes.unwrap_or_else(|error| panic!("round {round}: {error}")));
             shown(&mut register, &next);
             *context = next;
@@ -220,7 +248,7 @@ fn twenty_contexts_of_one_person_are_renewed_in_each_round_of_rotations() {
     let mut context = contexts.swap_remove(0);
     let refused = loop {
         let next = register.draft(20, ann(), LIFE);
-        match register.clone().issue(20, &next, FIRST, Some(&context)) {
+        match register.clone().issue(20, &keyed(&next), FIRST, Some(&keyed(&context))) {
             Ok(changes) => register.apply(changes),
             Err(refused) => break refused,
         }
@@ -235,13 +263,13 @@ fn whichever_of_two_certificates_was_shown_last_is_in_use() {
     let mut register = CertificateRegister::default();
     let old = issue(&mut register, 10, beta());
     let next = register.draft(20, beta(), LIFE);
-    register.apply(register.clone().issue(20, &next, FIRST, Some(&old)).unwrap());
+    register.apply(register.clone().issue(20, &keyed(&next), FIRST, Some(&keyed(&old))).unwrap());
     let mut shows = |it: &Certified| {
-        let changes = register.shown(&it.serial);
-        let is_news = register.is_news(&it.serial);
+        let changes = register.shown(&keyed(it));
+        let is_news = register.is_news(&keyed(it));
         assert_eq!(changes.is_empty(), !is_news);
         register.apply(changes);
-        assert!(!register.is_news(&it.serial), "it is noted once");
+        assert!(!register.is_news(&keyed(it)), "it is noted once");
         [&old, &next].map(|it| register.issued[&it.serial].replaced)
     };
     assert_eq!(shows(&old), [false, false]);
@@ -251,9 +279,9 @@ fn whichever_of_two_certificates_was_shown_last_is_in_use() {
     assert_eq!(shows(&next), [true, false]);
     // It is renewed once more, and who has the first one shows that.
     let last = register.draft(30, beta(), LIFE);
-    register.apply(register.clone().issue(30, &last, FIRST, Some(&next)).unwrap());
+    register.apply(register.clone().issue(30, &keyed(&last), FIRST, Some(&keyed(&next))).unwrap());
     let mut shows = |it: &Certified| {
-        register.apply(register.shown(&it.serial));
+        register.apply(register.shown(&keyed(it)));
         [&old, &next, &last].map(|it| register.issued[&it.serial].replaced)
     };
     assert_eq!(shows(&last), [true, true, false]);

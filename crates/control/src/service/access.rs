@@ -21,7 +21,7 @@ impl Service {
             }
             ApiPeer::Local(None)
             | ApiPeer::Person(..)
-            | ApiPeer::Control
+            | ApiPeer::Control(_)
             | ApiPeer::Revoked(_)
             | ApiPeer::Stranger => false,
             ApiPeer::Node(node, _) => node == host,
@@ -60,7 +60,7 @@ impl Service {
     /// `forbidden`; of what is not known, for others than administrators: it may be made at this moment.
     pub fn check_borrower(&self, lease: u64, peer: &ApiPeer) -> Result<(), ApiError> {
         match (self.lease(lease), peer) {
-            (_, ApiPeer::Local(_) | ApiPeer::Control) => Ok(()),
+            (_, ApiPeer::Local(_) | ApiPeer::Control(_)) => Ok(()),
             (Some(known), _) => peer.acts_for(&known.borrower),
             (None, _) => {
                 let error = format!("there is no lease {lease}");

@@ -3,7 +3,9 @@
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rackbus_identity::{Certified, RevocationList, Revocations, Revoked, Serial, Subject};
+use rackbus_identity::{
+    Certified, KeyedCertificate, RevocationList, Revocations, Revoked, Subject,
+};
 use tokio::sync::watch;
 
 use super::writer::{RegisterRequest, WriterRequest};
@@ -92,21 +94,21 @@ impl Service {
     /// [`ApiError`]; nothing is given out then. Its code is [`OTHER_AUTHORITIES`] where it is to be made again.
     pub(crate) async fn issue_certificate(
         &self,
-        certified: &Certified,
+        given: KeyedCertificate,
         under: AuthorityNumbers,
-        old: Option<Certified>,
+        old: Option<KeyedCertificate>,
     ) -> Result<(), ApiError> {
-        let asked = RegisterRequest::Issue(Box::new(certified.clone()), under, old.map(Box::new));
+        let asked = RegisterRequest::Issue(Box::new(given), under, old.map(Box::new));
         self.change_register(asked, None).await.map(drop)
     }
 
     /// Notes that somebody has shown this certificate, where that is new.
-    pub(crate) async fn note_shown(&self, serial: &Serial) {
-        if !self.register().is_news(serial) {
+    pub(crate) async fn note_shown(&self, shown: &KeyedCertificate) {
+        if !self.register().is_news(shown) {
             return;
         }
         // It is shown again, where that is not stored.
-        drop(self.change_register(RegisterRequest::Shown(serial.clone()), None).await);
+        drop(self.change_register(RegisterRequest::Shown(Box::new(shown.clone())), None).await);
     }
 
     /// Begins to replace the rack's certificate authority, or has the new one sign.
@@ -180,6 +182,11 @@ impl Service {
                 RegisterRefused::Rotation(RotationRefused::InUse(_)) => (
                     "rotation",
                     "`rackbus control ca status` lists them: wait, revoke who is gone, or end theirs by --force",
+                ),
+                RegisterRefused::Rotation(RotationRefused::KeysUnknown(_)) => (
+                    "rotation",
+                    "`rackbus control ca status` lists them: wait until they have asked for something, revoke who is gone, or cut \
+                     them off by --force",
                 ),
                 RegisterRefused::Rotation(RotationRefused::NotRetired) => {
                     ("rotation", "end it first: `rackbus control ca retire`")

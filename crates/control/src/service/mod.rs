@@ -164,7 +164,8 @@ impl Service {
         }
         let mut known = RackState::of(&authority);
         known.log = Log::of(state.events);
-        let mut register = CertificateRegister::of(state.certificates);
+        let hosts = options.inventory.hosts.iter().cloned();
+        let mut register = CertificateRegister::of(state.certificates).with_hosts(hosts);
         // Before anybody is told what is revoked: nothing prolonged it while no control plane ran.
         writer::prolong_all(&mut register, &mut *store)?;
         let revocations = Revocations::default();

@@ -22,9 +22,10 @@ use crate::register::{RegisterChange, RegisterEntry};
 
 /// Version of the layout of the keys of a rack that begins.
 pub(crate) const FIRST_ETCD_LAYOUT: u64 = 1;
-/// The newest version that is known: of a rack that has begun to replace its certificate authority. It is noted when that is
-/// stored, and not when a control plane begins, since those beside it may be older.
-pub const ETCD_LAYOUT: u64 = 2;
+/// The newest version that is known: of a rack that has begun to replace its certificate authority, and refuses certificates whose
+/// keys it does not know. It is noted when that is stored, and not when a control plane begins, since those beside it may be
+/// older. Version 2 knows no keys, and would write entries anew without them.
+pub const ETCD_LAYOUT: u64 = 3;
 
 /// Where a rack's keys are, and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -261,7 +262,7 @@ mod tests {
         assert_eq!(rack(Vec::new()), None);
         let set = AuthoritySet::first("certificate", "key".to_owned());
         let value = rack(vec![RegisterEntry::Authorities(Box::new(set))]).unwrap();
-        assert_eq!(value, rack_value("lab", 2), "a version that knows up to 1 refuses it");
+        assert_eq!(value, rack_value("lab", 3), "a version that knows up to 2 refuses it");
         assert_eq!(rack_of(&value).unwrap(), "lab");
     }
 }

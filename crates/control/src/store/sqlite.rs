@@ -23,7 +23,7 @@ use crate::register::RegisterChange;
 pub const LAYOUT: i64 = UPGRADES.len() as i64;
 
 /// What makes a file of each version from one of the version before. The first begins an empty file.
-const UPGRADES: [&str; 7] = [
+const UPGRADES: [&str; 8] = [
     "CREATE TABLE rack (name TEXT NOT NULL);
      CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Records of a kind that the version before does not know: the number of the next lease.
@@ -39,6 +39,8 @@ const UPGRADES: [&str; 7] = [
     // Certificates that were given out, and what is revoked.
     "CREATE TABLE certificate (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
     // Entries of a kind that the version before does not know: certificate authorities that took the place of the first one.
+    "",
+    // Entries that the version before would write anew without what is new in them: for which key a certificate is.
     "",
 ];
 
@@ -369,13 +371,14 @@ mod tests {
     ///
     /// Those from version 3 on were made from that of version 2 by the upgrades up to theirs, and then have what the
     /// control planes of their version stored, as these wrote it.
-    const OLDER: [(i64, &str, [usize; 3], u64); 6] = [
+    const OLDER: [(i64, &str, [usize; 3], u64); 7] = [
         (1, include_str!("../../tests/layouts/1.sql"), [5, 0, 0], 0),
         (2, include_str!("../../tests/layouts/2.sql"), [6, 0, 0], 0),
         (3, include_str!("../../tests/layouts/3.sql"), [6, 3, 3], 0),
         (4, include_str!("../../tests/layouts/4.sql"), [7, 2, 3], 0),
         (5, include_str!("../../tests/layouts/5.sql"), [8, 2, 4], 7),
         (6, include_str!("../../tests/layouts/6.sql"), [8, 2, 4], 7),
+        (7, include_str!("../../tests/layouts/7.sql"), [8, 2, 4], 7),
     ];
 
     #[test]

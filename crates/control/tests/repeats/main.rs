@@ -139,7 +139,10 @@ async fn a_composition_that_somebody_was_told_of_stays_borrowed() {
             tokio::task::yield_now().await;
         }
         for round in 0..20 {
-            service.return_composition("both", None, &ApiPeer::Control).await.unwrap();
+            service
+                .return_composition("both", None, &ApiPeer::Control(String::new()))
+                .await
+                .unwrap();
             let mut first = Box::pin(service.borrow_composition("both", &request, None));
             let asked = poll_fn(|context| Poll::Ready(first.as_mut().poll(context))).await;
             assert!(asked.is_pending(), "round {round}: {asked:?}");
@@ -212,7 +215,7 @@ async fn a_composition_that_is_borrowed_again_under_its_key_is_borrowed_once() {
         life.service.borrow_composition("both", &request, key(name)).await
     };
     settled(async || borrow(&life, "first").await).await;
-    life.service.return_composition("both", None, &ApiPeer::Control).await.unwrap();
+    life.service.return_composition("both", None, &ApiPeer::Control(String::new())).await.unwrap();
     for round in 0..20 {
         let name = format!("round {round}");
         let before = life.service.leases(true).len();
@@ -231,7 +234,10 @@ async fn a_composition_that_is_borrowed_again_under_its_key_is_borrowed_once() {
         assert_eq!(settled(async || borrow(&life, &name).await).await, borrowed);
         let leases = life.service.leases(true).len();
         assert_eq!(leases, before + 2, "round {round}: it was borrowed more than once");
-        life.service.return_composition("both", None, &ApiPeer::Control).await.unwrap();
+        life.service
+            .return_composition("both", None, &ApiPeer::Control(String::new()))
+            .await
+            .unwrap();
     }
     life.crash().await;
 }
@@ -248,7 +254,10 @@ async fn what_was_returned_is_not_borrowed_by_the_key_of_before() {
     for name in ["one", "both"] {
         let borrow = async || life.service.borrow_composition(name, &request, key(name)).await;
         settled(borrow).await;
-        life.service.return_composition(name, None, &ApiPeer::Control).await.unwrap();
+        life.service
+            .return_composition(name, None, &ApiPeer::Control(String::new()))
+            .await
+            .unwrap();
         let refused = borrow().await.unwrap_err();
         assert_eq!(refused.code, "failed", "{name}: {refused:?}");
         assert_eq!(life.service.composition(name).unwrap().state, CompositionState::Free);
@@ -311,16 +320,23 @@ async fn what_was_borrowed_or_saved_since_is_not_undone_by_a_repeated_request() 
     let state = || service.composition("both").unwrap().state;
     settled(async || service.save_composition(&spec, key("save")).await).await;
     settled(async || service.borrow_composition("both", &request, None).await).await;
-    let returned =
-        service.return_composition("both", key("return"), &ApiPeer::Control).await.unwrap();
+    let returned = service
+        .return_composition("both", key("return"), &ApiPeer::Control(String::new()))
+        .await
+        .unwrap();
     assert_eq!((returned.state, returned.leases), (CompositionState::Free, vec![]));
     settled(async || service.borrow_composition("both", &request, None).await).await;
-    let repeated =
-        service.return_composition("both", key("return"), &ApiPeer::Control).await.unwrap();
+    let repeated = service
+        .return_composition("both", key("return"), &ApiPeer::Control(String::new()))
+        .await
+        .unwrap();
     assert_eq!((repeated.state, state()), (CompositionState::Borrowed, CompositionState::Borrowed));
     let reused = service.save_composition(&composition("other"), key("return")).await;
     assert_eq!(reused.unwrap_err().code, "key_reused");
-    service.return_composition("both", key("return 2"), &ApiPeer::Control).await.unwrap();
+    service
+        .return_composition("both", key("return 2"), &ApiPeer::Control(String::new()))
+        .await
+        .unwrap();
     assert_eq!(state(), CompositionState::Free);
 
     service.remove_composition("both", key("remove")).await.unwrap();

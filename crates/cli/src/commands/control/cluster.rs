@@ -184,7 +184,7 @@ impl ClusterOptions<'_> {
         let members = candidacy.members.clone();
         let source = ControlPlanesSource {
             addresses: Arc::new(move || addresses_of(&members.borrow().members)),
-            tls: machines::tls_of(&credentials),
+            tls: machines::tls_of(&credentials.asking),
         };
         let open: OpenService = Box::new(move |tenure| {
             let _entered = runtime.enter();
@@ -206,7 +206,7 @@ impl ClusterOptions<'_> {
             let routes = machines::all_routes(service.clone(), Arc::new(joining));
             Ok((service, routes))
         });
-        let tls = machines::tls_of(&credentials);
+        let tls = machines::tls_of(&credentials.asking);
         // Whoever leads says what is revoked, this one or another.
         let own = member.url.trim_start_matches("https://").to_owned();
         let leaders = Arc::new(Leaders::new([own], tls.clone()));
@@ -216,10 +216,9 @@ impl ClusterOptions<'_> {
             certificates::follow(ControlClient::of(leaders), revocations.clone(), unheard, |_| {});
         tokio::spawn(following);
         let front = ControlPlane::start(&self.rack.name, member, candidacy, tls, open);
-        let counted = front.clone();
+        let (counted, serving) = (front.clone(), credentials.serving);
         let scraped = super::scraped(Arc::new(move || counted.metrics()), self.metrics);
-        let served =
-            machines::serve(front.routes(), &self.socket, listener, credentials, revocations);
+        let served = machines::serve(front.routes(), &self.socket, listener, serving, revocations);
         let outcome = tokio::select! {
             outcome = scraped => outcome,
             outcome = served => outcome.map_err(|error| failed(error.to_string())),

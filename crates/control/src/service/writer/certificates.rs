@@ -51,6 +51,10 @@ impl Writer {
             return Err(not_stored(&error));
         }
         let version = self.apply_to_register(commit.certificates, now);
+        if matches!(step, Some(RotationStep::Retired(_))) {
+            // There may be more to revoke than goes into one step.
+            self.next_tidying = Instant::now() + NEXT_STEP;
+        }
         self.answers.keep(commit.answers);
         commit.forgotten_keys.iter().for_each(|key| drop(self.answers.forget(key)));
         self.shared.publish(Decision::default(), commit.events, commit.first_event);
@@ -79,11 +83,11 @@ impl Writer {
         list.version
     }
 
-    /// Forgets what is over and prolongs the revocations of hosts that are no part of the rack, also where nobody asks for a
-    /// certificate.
+    /// Forgets what is over, prolongs the revocations of hosts that are no part of the rack, also where nobody asks for a
+    /// certificate, and revokes what an authority made that was retired.
     pub(super) fn tidy_register(&mut self) {
         let now = self.shared.seconds();
-        let certificates = self.shared.register().tidied(now);
+        let certificates = self.shared.register().upkeep(now);
         if certificates.is_empty() {
             self.next_tidying = Instant::now() + TIDIED_EVERY;
             return;
@@ -142,7 +146,7 @@ pub(in crate::service) fn prolong_all(
 ) -> Result<(), StoreError> {
     let now = rackbus_identity::now();
     loop {
-        let certificates = register.tidied(now);
+        let certificates = register.upkeep(now);
         // What is over can be forgotten later.
         if certificates.iter().all(|change| change.revocation().is_none()) {
             return Ok(());
@@ -185,18 +189,18 @@ fn decide(
     now: u64,
 ) -> Result<RegisterDecision, RegisterRefused> {
     Ok(match asked {
-        RegisterRequest::Issue(certified, under, old) => {
-            let changes = register.issue(now, certified, *under, old.as_deref())?;
-            let before = old.as_ref().and_then(|old| register.issuer(&old.serial));
+        RegisterRequest::Issue(given, under, old) => {
+            let changes = register.issue(now, given, *under, old.as_deref())?;
+            let before = old.as_ref().and_then(|old| register.issuer(&old.certified.serial));
             let before = before.filter(|before| *before != under.issuer);
-            let event = before.map(|before| renewal_event(certified, before, under.issuer));
+            let event = before.map(|before| renewal_event(&given.certified, before, under.issuer));
             RegisterDecision::new(1, changes, event)
         }
         RegisterRequest::Revoke(what) => {
             let (count, changes) = register.revoke(now, what.clone())?;
             RegisterDecision::new(count, changes, Some(revocation_event(what, count)))
         }
-        RegisterRequest::Shown(serial) => RegisterDecision::new(1, register.shown(serial), None),
+        RegisterRequest::Shown(shown) => RegisterDecision::new(1, register.shown(shown), None),
         RegisterRequest::Rotate { first, next, force } => {
             let next = AuthorityRecord::clone(next);
             RegisterDecision::of_rotation(register.rotate(now, first, next, *force)?)
@@ -228,7 +232,7 @@ fn renewal_event(certified: &Certified, before: u64, issuer: u64) -> Draft {
 /// What is noted of a step of a rotation.
 fn rotation_event(step: &RotationStep) -> Draft {
     let text = match step {
-        RotationStep::Introduced => {
+        RotationStep::Introduced(_) => {
             "there is a new certificate authority; it signs when everybody trusts it".to_owned()
         }
         RotationStep::Signs(_) => "the new certificate authority signs".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rackbus_identity::{Certified, Revoked, Serial};
+use rackbus_identity::{KeyedCertificate, Revoked};
 use rackbus_lease::{
     BorrowRefused, ChangeRefused, CompositionRecord, CompositionRefused, DeviceChange,
     DeviceRefused, FunctionId, LeaseId, Message, Priority, QueuePlace, ReturnRefused, ShareRefused,
@@ -110,11 +110,11 @@ pub(in crate::service) enum WriterRequest {
 #[derive(Debug)]
 pub(in crate::service) enum RegisterRequest {
     /// A certificate is given out, which these authorities made; one that is renewed goes with the one that it is renewed by.
-    Issue(Box<Certified>, AuthorityNumbers, Option<Box<Certified>>),
+    Issue(Box<KeyedCertificate>, AuthorityNumbers, Option<Box<KeyedCertificate>>),
     /// Certificates are no longer good: one, or all of a host or person.
     Revoke(Revoked),
-    /// Somebody has shown the certificate with this number.
-    Shown(Serial),
+    /// Somebody has shown this certificate.
+    Shown(Box<KeyedCertificate>),
     /// The authority is to be replaced by a new one, or the new one is to sign.
     Rotate {
         /// What the rack has where it has never replaced its authority.

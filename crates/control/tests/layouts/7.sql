@@ -1,0 +1,32 @@
+-- A state file as version 7 of the layout was written: the certificate authority that took the place of the first one, a
+-- certificate that it made in the place of another, and a revocation.
+BEGIN TRANSACTION;
+CREATE TABLE answer (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO answer VALUES('borrow-2','{"key":"borrow-2","request":{"request":"borrow","function":"alpha/nvme0","borrower":"beta","placement":"borrower","group":"pair"},"lease":2,"at_ms":1760000001000,"answer":{"Ok":{"lease":2,"function":"alpha/nvme0","lender":"alpha","borrower":"beta","epoch":2,"placement":"borrower","group":"pair","stage":"active","socket":"/run/rackbus/demo/beta/functions/nvme0.2.sock","reason":null,"returned":false,"since_ms":1760000001000,"until_ms":null}}}');
+INSERT INTO answer VALUES('return-1','{"key":"return-1","request":{"request":"return","lease":1},"lease":1,"at_ms":1760000000100,"answer":{"Ok":{"lease":1,"function":"alpha/nvme0","lender":"alpha","borrower":"beta","epoch":1,"placement":"borrower","group":"pair","stage":"ended","socket":null,"reason":"returned","returned":true,"since_ms":1760000000000,"until_ms":1760000000200}}}');
+CREATE TABLE certificate (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO certificate VALUES('authorities','{"authorities":{"signing":{"number":1,"certificate":"certificate 1","key":"key 1"},"last":{"number":0,"certificate":"certificate 0"}}}');
+INSERT INTO certificate VALUES('issued/5e0bc1d27a64f093','{"issued":{"subject":"beta.node.rackbus","serial":"5e0bc1d27a64f093","since":1760000000,"until":1762592000,"replaced":true}}');
+INSERT INTO certificate VALUES('issued/6a41c08e93d2b57f','{"issued":{"subject":"beta.node.rackbus","serial":"6a41c08e93d2b57f","since":1760000001,"until":1762592001,"under":{"issuer":1,"newest":1},"renews":"5e0bc1d27a64f093"}}');
+INSERT INTO certificate VALUES('revoked/00000000000000000001','{"revoked":{"number":1,"what":{"user":"ann"},"at":1760000002,"until":1762592003}}');
+CREATE TABLE event (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO event VALUES(1,'{"id":1,"at_ms":1759999999990,"kind":"restart","text":"the control plane was started"}');
+INSERT INTO event VALUES(2,'{"id":2,"at_ms":1760000000050,"kind":"lease","host":"beta","function":"alpha/nvme0","lease":1,"epoch":1,"text":"beta can use alpha/nvme0"}');
+INSERT INTO event VALUES(3,'{"id":3,"at_ms":1760000000200,"kind":"lease","host":"beta","function":"alpha/nvme0","lease":1,"epoch":1,"text":"lease 1 of beta on alpha/nvme0 ended: returned"}');
+INSERT INTO event VALUES(4,'{"id":4,"at_ms":1760000003000,"kind":"access","by":{"role":"operator","user":"eve"},"text":"eve.operator.user.rackbus is refused"}');
+CREATE TABLE moved (place TEXT NOT NULL);
+CREATE TABLE rack (name TEXT NOT NULL);
+INSERT INTO rack VALUES('demo');
+CREATE TABLE record (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO record VALUES('composition/pair','{"record":"composition","name":"pair","borrower":"beta","functions":["alpha/nvme0","alpha/nvme1"],"placement":"borrower"}');
+INSERT INTO record VALUES('device/alpha/nvme2','{"record":"device","host":"alpha","device":"nvme2","number":3,"functions":["nvme2"],"section":"kind = \"nvme\"\nsize = \"1 MiB\"\n","listed":false,"by_node":false}');
+INSERT INTO record VALUES('function/alpha/nvme0','{"record":"function","function":"alpha/nvme0","epoch":2,"state":{"state":"lent","lease":2}}');
+INSERT INTO record VALUES('host/alpha','{"record":"host","host":"alpha","incarnation":1760000000000000000,"address":"/run/rackbus/demo/alpha/link.sock"}');
+INSERT INTO record VALUES('host/beta','{"record":"host","host":"beta","incarnation":1760000000000000000,"address":"/run/rackbus/demo/beta/link.sock"}');
+INSERT INTO record VALUES('lease/1','{"record":"lease","lease":1,"function":"alpha/nvme0","epoch":1,"borrower":"beta","placement":"lender","since":1760000000000,"until":1760000000200,"state":{"state":"ended","reason":{"why":"returned"}}}');
+INSERT INTO record VALUES('lease/2','{"record":"lease","lease":2,"function":"alpha/nvme0","epoch":2,"borrower":"beta","placement":"borrower","group":"pair","level":"ingress=1G","change":{"number":1,"level":"ingress=1G","outcome":{"Ok":null}},"since":1760000001000,"until":null,"state":{"state":"active","socket":"/run/rackbus/demo/beta/functions/nvme0.2.sock"}}');
+INSERT INTO record VALUES('next-lease','{"record":"next_lease","lease":4}');
+CREATE TABLE term (value INTEGER NOT NULL);
+INSERT INTO term VALUES(7);
+COMMIT;
+PRAGMA user_version = 7;
