@@ -1,5 +1,6 @@
 //! Events that are stored later than they happened, or are too long to be stored. The nodes are played by the test.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use rackbus_control::service::{Inventory, InventoryDevice};
 use rackbus_control::store::{Commit, MemoryStore, StoreError};
 use rackbus_control::{Service, ServiceOptions};
 use rackbus_fabric::rack::DeviceCapability;
-use rackbus_lease::Config;
+use rackbus_lease::{Config, Message};
 
 /// After this long a test fails instead of waiting on.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -182,4 +183,55 @@ async fn what_hosts_had_too_much_of_is_not_told_again_after_a_restart() {
     next.receive("beta", said(4)).await.unwrap();
     next.receive("alpha", said(8)).await.unwrap();
     assert_eq!(told(&next, EventKind::Refusal, 3).await.len(), 3);
+}
+
+/// What a host said beside the beginning of a node's life, which the store refuses, is counted once and for all.
+#[tokio::test]
+async fn a_host_has_its_allowance_of_events_once_where_the_life_of_a_node_is_not_stored() {
+    let (slow, refusing) = (Arc::new(Switch::default()), Arc::new(Switch::default()));
+    let judge = {
+        let (slow, refusing) = (slow.clone(), refusing.clone());
+        Arc::new(move |commit: &Commit| {
+            slow.wait_off();
+            match commit.records.is_empty() || !refusing.is_on() {
+                true => Ok(()),
+                false => Err(StoreError::Other("the disk is full".to_owned())),
+            }
+        })
+    };
+    let service = open(MemoryStore::default().judged_by(judge));
+    told(&service, EventKind::Restart, 1).await;
+    let said = |why: u32| {
+        let unused_ntbs = [("alpha".to_owned(), format!("its node speaks version {why}"))].into();
+        let report = NodeReport { unused_ntbs, ..NodeReport::default() };
+        NodeMessages { messages: Vec::new(), report: Some(report) }
+    };
+    refusing.set(true);
+    slow.set(true);
+    let queue = |host: &'static str, messages: NodeMessages| {
+        let service = service.clone();
+        tokio::spawn(async move { service.receive(host, messages).await })
+    };
+    // While the store is busy with this, all behind it is decided together.
+    let first = queue("beta", refused(1, "a stray access"));
+    let address = "alpha".to_owned();
+    let life =
+        Message::Register { incarnation: 1, devices: BTreeMap::new(), newest_lease: 0, address };
+    let life = queue("alpha", NodeMessages { messages: vec![life], report: None });
+    let reports: Vec<_> = (0..20).map(|why| queue("beta", said(why))).collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    slow.set(false);
+    for queued in [first].into_iter().chain(reports) {
+        queued.await.unwrap().unwrap();
+    }
+    assert!(life.await.unwrap().is_err());
+    for why in 20..40 {
+        service.receive("beta", said(why)).await.unwrap();
+    }
+    // It is stored behind all of them.
+    service.borrow(&BorrowRequest::new("nonsense", "beta"), None).await.unwrap_err();
+    told(&service, EventKind::Refusal, 1).await;
+    let (faults, _) = service.events(0, Some(EventKind::Fault), usize::MAX);
+    let of_ntbs = faults.iter().filter(|it| it.text.contains("speaks version")).count();
+    assert_eq!(of_ntbs, 12, "{faults:?}");
 }

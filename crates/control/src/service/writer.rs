@@ -340,7 +340,7 @@ impl Writer {
         events: Vec<Draft>,
         answer: Answer<()>,
     ) {
-        let mut events = self.reports.kept(self.shared.clock.now(), &host, events);
+        let mut events = self.kept_of_report(&host, events);
         let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
         let from = host.clone();
         let decide = move |writer: &mut Writer| {

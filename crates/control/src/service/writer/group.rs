@@ -53,6 +53,8 @@ pub(super) struct StepGroup {
     answers_before: Vec<(String, Option<KeptAnswer>)>,
     /// As they were before the first life of a node in it, and before the first refusal.
     reports_before: Option<ReportLimiter>,
+    /// What hosts said since then, and when: it stays said when the life is taken back.
+    said_since: Vec<(u64, String, Vec<Draft>)>,
     refusals_before: Option<RefusalLimiter>,
 }
 
@@ -137,6 +139,15 @@ impl Writer {
         }
         self.group.decision.append(outcome);
         answer
+    }
+
+    /// Those of the events of a host's report that are kept.
+    pub(super) fn kept_of_report(&mut self, host: &str, events: Vec<Draft>) -> Vec<Draft> {
+        let now = self.shared.clock.now();
+        if self.group.reports_before.is_some() && !events.is_empty() {
+            self.group.said_since.push((now, host.to_owned(), events.clone()));
+        }
+        self.reports.kept(now, host, events)
     }
 
     /// The events that the records of a step tell, as they may be stored.
@@ -248,6 +259,9 @@ impl Writer {
         // A node says again that it has begun a life, and what was left out is to be told then.
         if let Some(before) = group.reports_before {
             self.reports = before;
+            for (now, host, events) in group.said_since {
+                drop(self.reports.kept(now, &host, events));
+            }
         }
         if let Some(before) = group.refusals_before {
             self.refusals = before;
