@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
-use rackbus_rma::{LIBRARY_ENV, Library};
 use rackbus_spec::accel::Operation;
 use serde_json::Value;
+use support::libfabric::is_here;
 use support::load::Load;
 use support::machines::{Machine, Machines};
 use support::relay::Relay;
@@ -34,17 +34,6 @@ backing = "file"
 [hosts.beta]
 [hosts.gamma]
 "#;
-
-fn is_here() -> bool {
-    match Library::load() {
-        Ok(_) => true,
-        Err(error) if std::env::var_os(LIBRARY_ENV).is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("left out: {error}");
-            false
-        }
-    }
-}
 
 fn pattern(seed: u32) -> Vec<u8> {
     (0..1 << 20).map(|n: u32| ((n ^ seed).wrapping_mul(2_654_435_761) >> 11) as u8).collect()

@@ -41,8 +41,9 @@ use serde::{Deserialize, Serialize};
 
 /// Versions of the link that are spoken here: of the hello, and of what follows it. Since version 2, conversations about
 /// segments have locks, and flushes that are passed on; since version 3 they say of a connection that ends whether its
-/// process has died; since version 4 what was copied goes by messages of its own.
-pub const VERSIONS: Versions = Versions::new(1, 4);
+/// process has died; since version 4 what was copied goes by messages of its own, and since version
+/// 5 its bytes may go beside the link.
+pub const VERSIONS: Versions = Versions::new(1, 5);
 
 /// What a connecting node says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

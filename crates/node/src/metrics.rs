@@ -227,6 +227,10 @@ pub fn source(
         let sizes = sizes.map(|(what, bytes)| (vec![("what", what.to_owned())], bytes as f64));
         let help = "Bytes of memory that the host's processes share, and that it exports at most";
         page.gauge("shared_memory_bytes", help, sizes);
+        let copied = segments.copied();
+        let copied = copied.map(|(by, bytes)| (vec![("by", by.to_owned())], bytes));
+        let help = "Bytes that the host's processes have copied to other machines, by an RDMA lane or by the link";
+        page.counter("copied_to_machines_bytes", help, copied);
         let (over, _) = segments.refusals();
         let over = over.map(|(what, count)| (vec![("what", what.to_owned())], count));
         let help =

@@ -26,6 +26,7 @@
 mod shadow;
 mod stores;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use shadow::{Shadow, differences};
@@ -213,13 +214,14 @@ impl ConnectionWindow {
     ///
     /// # Errors
     /// [`Violation`].
-    pub fn hear_copied(
+    pub fn hear_copied<'a>(
         &mut self,
         batch: u64,
         last: bool,
         offset: u64,
-        data: &[u8],
+        data: impl Into<Cow<'a, [u8]>>,
     ) -> Result<bool, Violation> {
+        let data = data.into();
         self.is_due(batch)?;
         let copied = &self.arriving.copied;
         let next = copied.places.first().map(|(at, count)| at + u64::from(*count));
@@ -233,7 +235,13 @@ impl ConnectionWindow {
         {
             return Err(Violation::Place);
         }
-        self.arriving.copied.push(offset, data);
+        match data {
+            // All of a long copy at once: it is not copied again.
+            Cow::Owned(data) if copied.is_empty() => {
+                self.arriving.copied = Stores::of(offset, data);
+            }
+            data => self.arriving.copied.push(offset, &data),
+        }
         Ok(self.came(batch, last))
     }
 
@@ -445,7 +453,7 @@ mod tests {
             let mut window = home(true);
             for (batch, last, places, length) in said {
                 let heard = match places[..] {
-                    [(offset, _)] => window.hear_copied(batch, last, offset, &vec![7; length]),
+                    [(offset, _)] => window.hear_copied(batch, last, offset, vec![7; length]),
                     _ => window.hear(batch, last, &places, &vec![7; length]),
                 };
                 let taken = window.take_effect().map(|(_, stores)| stores);
@@ -487,7 +495,7 @@ mod tests {
         ] {
             let mut window = home(true);
             assert_eq!(window.hear_copied(1, false, 2, &[1, 2]), Ok(false));
-            assert_eq!(window.hear_copied(batch, true, offset, &vec![1; length]), Err(violation));
+            assert_eq!(window.hear_copied(batch, true, offset, vec![1; length]), Err(violation));
         }
         assert_eq!(home(false).hear_copied(1, true, 0, &[1]), Err(Violation::ReadOnly));
         let mut window = home(true);

@@ -15,6 +15,7 @@ pub mod coherence;
 pub mod directory;
 pub mod flushing;
 pub mod guest;
+pub mod landing;
 pub mod message;
 
 pub use directory::{Directory, DirectoryAction, Objects, Recipient};

@@ -7,10 +7,11 @@
 //! to a byte that one host alone stores to is lost, and it comes to rest in a bounded number of turns. Policies
 //! that are wrong, one for each rule, are found by the same checks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::coherence::{Batch, ConnectionSide, ConnectionWindow, PAGE};
+use rackbus_segment::landing::{LANDING_SLOT, LandingSlots};
 
 const SEEDS: u64 = 100_000;
 const HOSTS: usize = 3;
@@ -42,19 +43,41 @@ enum Policy {
     Overtaking,
     /// What is copied is sent before what is stored, and takes effect when it comes.
     CopiesFirst,
+    /// The slot of a copy that has landed is another one's as soon as that is said.
+    SlotSoonFree,
+    /// Copies land where bytes of one that did not end may still arrive.
+    LandAfterLoss,
 }
 
 #[derive(Debug, Clone)]
 enum Message {
-    Part { batch: u64, last: bool, places: Vec<(u64, u32)>, data: Vec<u8> },
-    Copied { batch: u64, last: bool, offset: u64, data: Vec<u8> },
+    Part {
+        batch: u64,
+        last: bool,
+        places: Vec<(u64, u32)>,
+        data: Vec<u8>,
+    },
+    Copied {
+        batch: u64,
+        last: bool,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    /// A copy that has landed, at a place.
+    Landed {
+        batch: u64,
+        offset: u64,
+        place: u32,
+        length: usize,
+    },
     Applied(u64),
 }
 
 impl Message {
     /// Whether a batch is whole with it.
     fn is_last(&self) -> bool {
-        matches!(self, Message::Part { last: true, .. } | Message::Copied { last: true, .. })
+        use Message::{Copied, Landed, Part};
+        matches!(self, Part { last: true, .. } | Copied { last: true, .. } | Landed { .. })
     }
 }
 
@@ -73,6 +96,69 @@ struct End {
     raw: Vec<Piece>,
     /// What is to be stored later, with a policy that is wrong.
     early: Option<(u64, Vec<Piece>)>,
+    lane: Lane,
+}
+
+/// By what copies of this end land at the other one.
+#[derive(Debug, Default)]
+struct Lane {
+    slots: LandingSlots,
+    /// The landing memory: what is at each place.
+    memory: BTreeMap<u32, Vec<u8>>,
+    /// Where the copy is that is under way.
+    under_way: Option<u32>,
+    /// Where copies to other memory of the same host are.
+    others: Vec<u32>,
+    /// What did not end, and may arrive at any time.
+    late: Vec<(u32, Vec<u8>)>,
+}
+
+impl Lane {
+    /// Moves bytes: their place if that ended.
+    fn land(&mut self, bytes: &[u8], policy: Policy, random: &mut Random) -> Option<u32> {
+        let length = if bytes.is_empty() { 0 } else { LANDING_SLOT };
+        let place = self.slots.take(length as usize)?;
+        if random.below(6) > 0 {
+            self.put(place, bytes);
+            match policy {
+                Policy::SlotSoonFree => self.slots.give_back(place),
+                _ => self.under_way = Some(place),
+            }
+            return Some(place);
+        }
+        self.late.push((place, bytes.to_vec()));
+        match policy {
+            Policy::LandAfterLoss => self.slots.give_back(place),
+            _ => self.slots.lose(),
+        }
+        None
+    }
+
+    /// Bytes arrive at a place, where others may be.
+    fn put(&mut self, place: u32, bytes: &[u8]) {
+        let slot = self.memory.entry(place).or_insert_with(|| vec![0; COPY]);
+        slot[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// A copy to other memory of the same host lands, or has taken effect.
+    fn land_other(&mut self, random: &mut Random) {
+        if random.below(2) == 0 {
+            if let Some(place) = self.slots.take(LANDING_SLOT as usize) {
+                self.put(place, &[u8::MAX; COPY]);
+                self.others.push(place);
+            }
+        } else if let Some(place) = self.others.pop() {
+            self.slots.give_back(place);
+        }
+    }
+
+    /// Something arrives that was given up.
+    fn arrive_late(&mut self, random: &mut Random) {
+        if !self.late.is_empty() {
+            let (place, bytes) = self.late.swap_remove(random.below(self.late.len()));
+            self.put(place, &bytes);
+        }
+    }
 }
 
 struct Rack {
@@ -106,8 +192,12 @@ fn own_of(host: usize, nth: usize) -> usize {
     OWN + host + HOSTS * nth
 }
 
-/// Has what was copied sent behind the rest of its batch, in parts of so many bytes.
-fn say_copied(end: &mut End, batch: &Batch, most: usize) {
+/// Has what was copied sent behind the rest of its batch: by where it has landed, or in parts of so many bytes.
+fn say_copied(end: &mut End, batch: &Batch, landed: Option<u32>, most: usize) {
+    if let Some((place, (offset, copied))) = landed.zip(batch.copied()) {
+        let (batch, length) = (batch.number(), copied.len());
+        return end.unsent.push_back(Message::Landed { batch, offset, place, length });
+    }
     for part in batch.copied_parts(most) {
         let (batch, last, offset) = (part.batch, part.last, part.offset);
         let data = part.data.to_vec();
@@ -120,7 +210,7 @@ impl Rack {
         let end = |host, side| {
             let window = ConnectionWindow::new(side, SIZE as u64, true);
             let (out, unsent) = (VecDeque::new(), VecDeque::new());
-            End { host, window, out, unsent, raw: Vec::new(), early: None }
+            End { host, window, out, unsent, raw: Vec::new(), early: None, lane: Lane::default() }
         };
         Rack {
             policy,
@@ -190,15 +280,17 @@ impl Rack {
     }
 
     /// Takes the second part of a copy that has begun as a batch: nothing else is looked at for it.
-    fn copy_on(&mut self, link: usize, side: usize) {
+    fn copy_on(&mut self, link: usize, side: usize, random: &mut Random) {
+        let policy = self.policy;
         let end = &mut self.links[link][side];
         let Some(count) = self.begun[end.host].filter(|_| !end.window.is_waiting()) else { return };
         let at = COPIED + end.host * COPY + COPY / 2;
         let bytes = vec![count; COPY - COPY / 2];
         self.memory[end.host][at..at + bytes.len()].copy_from_slice(&bytes);
+        let landed = end.lane.land(&bytes, policy, random);
         let Some(batch) = end.window.collect_with([], (at as u64, bytes)) else { return };
         self.begun[end.host] = None;
-        say_copied(end, &batch, COPY);
+        say_copied(end, &batch, landed, COPY);
     }
 
     /// Takes a snapshot, to be sent later, unless a batch is under way.
@@ -208,7 +300,7 @@ impl Rack {
         }
         let host = self.links[link][side].host;
         if self.begun[host].is_some() {
-            return self.copy_on(link, side);
+            return self.copy_on(link, side, random);
         }
         let copied = self.copy(host, random);
         let mut pages = Vec::new();
@@ -218,14 +310,16 @@ impl Rack {
                 (0..random.below(12)).for_each(|_| self.store_next(host));
             }
         }
+        let policy = self.policy;
         let end = &mut self.links[link][side];
+        let landed = end.lane.land(&copied.1, policy, random);
         let all = pages.iter().enumerate().map(|(page, bytes)| (page as u64, &bytes[..]));
         let Some(batch) = end.window.collect_with(all, copied) else { return };
         for part in batch.parts(13 + random.below(60)) {
             let (batch, last, places) = (part.batch, part.last, part.places);
             end.unsent.push_back(Message::Part { batch, last, places, data: part.data.to_vec() });
         }
-        say_copied(end, &batch, 1 + random.below(COPY));
+        say_copied(end, &batch, landed, 1 + random.below(COPY));
     }
 
     /// Sends what was taken.
@@ -238,11 +332,27 @@ impl Rack {
     fn deliver(&mut self, link: usize, from: usize) -> Result<(), String> {
         let Some(message) = self.links[link][from].out.pop_front() else { return Ok(()) };
         let policy = self.policy;
+        let landed = match &message {
+            Message::Landed { place, length, .. } => {
+                let memory = &self.links[link][from].lane.memory;
+                memory.get(place).map(|it| it[..*length].to_vec()).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
         let end = &mut self.links[link][1 - from];
         let memory = &mut self.memory[end.host];
         let wrong = |violation| format!("a right peer is refused: {violation}");
         match message {
-            Message::Applied(batch) => end.window.applied(batch).map_err(wrong)?,
+            Message::Applied(batch) => {
+                end.window.applied(batch).map_err(wrong)?;
+                if let Some(place) = end.lane.under_way.take() {
+                    end.lane.slots.give_back(place);
+                }
+            }
+            Message::Landed { batch, offset, .. } => {
+                end.raw.push((offset as usize, landed.clone()));
+                end.window.hear_copied(batch, true, offset, landed).map_err(wrong)?;
+            }
             Message::Copied { batch, last, offset, data } => {
                 let place = offset as usize;
                 match policy {
@@ -356,7 +466,7 @@ impl Rack {
         self.resting = true;
         while self.begun.iter().any(Option::is_some) {
             for (link, side) in (0..self.links.len()).flat_map(|link| [(link, 0), (link, 1)]) {
-                self.copy_on(link, side);
+                self.copy_on(link, side, random);
                 self.send(link, side);
                 self.deliver(link, side)?;
                 self.take_effect(link, 1 - side);
@@ -418,7 +528,7 @@ fn run(policy: Policy, seed: u64, traced: bool) -> Result<(), String> {
         for _ in 0..random.below(400) {
             let (host, link, side) =
                 (random.below(HOSTS), random.below(HOSTS - 1), random.below(2));
-            let step = random.below(11);
+            let step = random.below(15);
             if traced {
                 println!("{round}: step {step} of host {host}, link {link}, side {side}");
             }
@@ -434,6 +544,8 @@ fn run(policy: Policy, seed: u64, traced: bool) -> Result<(), String> {
                 }
                 6 => rack.take_effect(link, side),
                 7 => rack.send(link, side),
+                8..=10 => rack.links[link][side].lane.arrive_late(&mut random),
+                11 => rack.links[link][side].lane.land_other(&mut random),
                 _ => rack.deliver(link, side)?,
             }
             rack.check()?;
@@ -460,8 +572,10 @@ fn wrong_policies_are_found() {
         (Policy::Early, twice),
         (Policy::Overtaking, " at rest"),
         (Policy::CopiesFirst, " has copy "),
+        (Policy::SlotSoonFree, " has copy 255 "),
+        (Policy::LandAfterLoss, " copy "),
     ] {
-        let errors = (0..200).filter_map(|seed| run(policy, seed, false).err());
+        let errors = (0..500).filter_map(|seed| run(policy, seed, false).err());
         let found = errors.into_iter().find(|error| error.contains(reason));
         assert!(found.is_some(), "{policy:?} is not found");
         println!("{policy:?}: {}", found.unwrap_or_default());

@@ -45,8 +45,16 @@ impl FarPrograms {
     /// # Errors
     /// When they do not come up.
     pub(super) fn start(dir: &Path) -> Result<Option<FarPrograms>, BenchError> {
+        FarPrograms::start_with(dir, "")
+    }
+
+    /// The same of a rack file that has `more` as well.
+    ///
+    /// # Errors
+    /// When they do not come up.
+    pub(super) fn start_with(dir: &Path, more: &str) -> Result<Option<FarPrograms>, BenchError> {
         let Some(program) = BenchRack::find() else { return Ok(None) };
-        let desk = Desk::start(&program, dir, RACK)?;
+        let desk = Desk::start(&program, dir, &format!("{RACK}{more}"))?;
         let alpha = desk.join("alpha", &free_address()?, &[])?;
         let beta = desk.join("beta", &free_address()?, &[])?;
         let [on_alpha, on_beta] = [(&alpha, "alpha"), (&beta, "beta")]

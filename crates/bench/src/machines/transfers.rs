@@ -12,6 +12,7 @@ use rackbus_memory::Region;
 use rackbus_memory::copy::{
     CopyEngine, CopyEngineOptions, CopyLocation, Transaction, TransactionState,
 };
+use rackbus_rma::{ProviderChoice, providers};
 
 use super::stores::{FarPrograms, again};
 use super::{Settings, failed};
@@ -28,8 +29,13 @@ const LEAST: usize = 4;
 const DMA: &str = "DMA to another machine";
 const CMMC: &str = "CMMC to another machine";
 
-fn named(what: &str, bytes: usize) -> String {
-    format!("{what}, {}", rackbus_fabric::rack::format_size(bytes as u64))
+/// What the bytes go by: the link alone, or an RDMA lane beside it, which is asked for by this in the rack file.
+const WAYS: [(&str, &str); 2] = [("", ""), (" by RDMA", "[link]\nrdma = \"tcp\"\n")];
+/// Copies until a lane is there, which the first one asks for.
+const UNTIL_LANE: usize = 20;
+
+fn named(what: &str, way: &str, bytes: usize) -> String {
+    format!("{what}{way}, {}", rackbus_fabric::rack::format_size(bytes as u64))
 }
 
 /// Gigabytes a second of copies of so many bytes: by their median, as UCX says it of its own.
@@ -77,9 +83,22 @@ fn engine_copy(
 /// # Errors
 /// When rackbus itself fails.
 pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+    for (nth, way) in WAYS.into_iter().enumerate() {
+        run_way(&dir.join(format!("way{nth}")), settings, report, way)?;
+    }
+    Ok(())
+}
+
+/// Those of one way, in a rack of its own.
+fn run_way(
+    dir: &Path,
+    settings: &Settings,
+    report: &mut Report,
+    (way, in_file): (&str, &str),
+) -> Result<(), BenchError> {
     let all = SIZES.into_iter().flat_map(|bytes| [(DMA, bytes), (CMMC, bytes)]);
     let wanted: Vec<_> =
-        all.filter(|(what, bytes)| named(what, *bytes).contains(&settings.only)).collect();
+        all.filter(|(what, bytes)| named(what, way, *bytes).contains(&settings.only)).collect();
     if wanted.is_empty() {
         return Ok(());
     }
@@ -87,7 +106,12 @@ pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Resul
         report.left_out(DMA, "ucx_perftest is not installed");
         return Ok(());
     }
-    let Some(programs) = FarPrograms::start(dir)? else {
+    if !in_file.is_empty() && providers(&ProviderChoice::Named("tcp".to_owned())).is_err() {
+        report.left_out(&format!("{DMA}{way}"), "libfabric is not installed");
+        return Ok(());
+    }
+    std::fs::create_dir_all(dir).map_err(BenchError::io("a directory of machines"))?;
+    let Some(programs) = FarPrograms::start_with(dir, in_file)? else {
         report.left_out(DMA, "there is no rackbus");
         return Ok(());
     };
@@ -117,7 +141,10 @@ pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Resul
                 writing.and_then(|it| it.finish()).map_err(failed)
             })
         };
-        let (case, load) = (named(what, bytes), (bytes, time));
+        if !in_file.is_empty() {
+            (0..UNTIL_LANE).try_for_each(|nth| copy(nth % 2))?;
+        }
+        let (case, load) = (named(what, way, bytes), (bytes, time));
         let case = Case { area: "machines", case: &case, peer_name: "UCX tcp", unit: "GB/s", runs };
         report.compare(
             case,

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod lab;
+pub mod libfabric;
 pub mod load;
 pub mod machines;
 pub mod pcapng;

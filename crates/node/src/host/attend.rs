@@ -30,7 +30,8 @@ impl NodeServices {
         fabric: &FabricHandle,
     ) -> NodeServices {
         let (rack, host, link) = (&options.rack, &options.host, options.link.clone());
-        let segments = Segments::new(rack, host, link, options.segments.clone(), fabric.clone());
+        let by = (fabric.clone(), options.lanes.clone());
+        let segments = Segments::with_lanes(rack, host, link, options.segments.clone(), by);
         let programs = Programs::new(&options.run_dir, host, &options.segments.hosts);
         segments.borrow_by(Arc::new(programs));
         NodeServices { lender, segments, network: options.network.clone() }

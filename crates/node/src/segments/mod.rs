@@ -13,6 +13,7 @@ mod copies;
 pub mod devices;
 mod far;
 mod hiding;
+pub(crate) mod landing;
 mod locks;
 mod numbers;
 mod objects;
@@ -25,6 +26,7 @@ mod working;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -36,10 +38,12 @@ use rackbus_segment::directory::{AttachedObject, DirectorySettings};
 use rackbus_segment::message::{ConnectorMessage, OwnerMessage, Refusal, encode};
 use rackbus_segment::{Directory, DirectoryAction, NodeId, Objects, Recipient, SessionId};
 
+use crate::lanes::Lanes;
 use crate::sequencer::essential_thread;
 use channels::ProcessChannels;
 use devices::ProgramDevices;
 use far::{EffectsLock, Far, FlushTargets, SenderSlots};
+use landing::CopiedBytes;
 use numbers::Numbers;
 use objects::ObjectStore;
 use outbox::{Letter, LetterQueue};
@@ -63,6 +67,8 @@ pub struct Segments {
     sooner: Condvar,
     channels: Mutex<ProcessChannels>,
     workers: Workers,
+    /// What they have copied to other machines.
+    copied: Arc<CopiedBytes>,
 }
 
 impl std::fmt::Debug for Segments {
@@ -84,6 +90,9 @@ struct SegmentsState {
     effects: EffectsLock,
     passing: Arc<FlushTargets>,
     senders: Arc<SenderSlots>,
+    /// By what copies to other machines may go beside the link.
+    lanes: Lanes,
+    copied: Arc<CopiedBytes>,
     /// What this node answers in the place of connectors on other machines.
     in_their_place: Vec<(NodeId, ConnectorMessage)>,
     held: unshared::HeldAnswers,
@@ -123,6 +132,18 @@ impl Segments {
         settings: DirectorySettings,
         fabric: FabricHandle,
     ) -> Arc<Segments> {
+        Segments::with_lanes(rack, host, link, settings, (fabric, Lanes::default()))
+    }
+
+    /// The same, whose copies to other machines may go by `lanes`.
+    pub fn with_lanes(
+        rack: &str,
+        host: &str,
+        link: Arc<dyn Connect>,
+        settings: DirectorySettings,
+        (fabric, lanes): (FabricHandle, Lanes),
+    ) -> Arc<Segments> {
+        let copied = Arc::<CopiedBytes>::default();
         let hosts = settings.hosts.iter().map(|(node, name)| (*node, name.clone())).collect();
         Arc::new(Segments {
             rack: rack.to_owned(),
@@ -141,6 +162,8 @@ impl Segments {
                 effects: EffectsLock::default(),
                 passing: Arc::default(),
                 senders: SenderSlots::of_system(),
+                lanes,
+                copied: copied.clone(),
                 in_their_place: Vec::new(),
                 held: Default::default(),
                 looks_at: u64::MAX,
@@ -150,6 +173,7 @@ impl Segments {
             sooner: Condvar::new(),
             channels: Mutex::default(),
             workers: Workers::default(),
+            copied,
         })
     }
 
@@ -198,6 +222,12 @@ impl Segments {
     /// What the copy channels of the host's processes did while these were attached.
     pub fn channels(&self) -> Statistics {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).total()
+    }
+
+    /// Bytes that its processes have copied to other machines, by what they went.
+    pub fn copied(&self) -> [(&'static str, u64); 2] {
+        let CopiedBytes { by_lane, by_link } = &*self.copied;
+        [("lane", by_lane), ("link", by_link)].map(|(by, it)| (by, it.load(Ordering::Relaxed)))
     }
 
     /// How often other machines were refused what they had too much of, each by its name; and who was refused last, and why.

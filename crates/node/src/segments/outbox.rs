@@ -2,6 +2,7 @@
 //! up when there are too many.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,6 +33,7 @@ pub struct LetterQueue {
     packets: Arc<dyn PacketStream>,
     /// The version of the link that the peer speaks, where it is another node.
     version: u32,
+    local: Option<IpAddr>,
     waiting: Mutex<VecDeque<Letter>>,
     /// This side ended the conversation, because nothing could be sent any more.
     given_up: AtomicBool,
@@ -40,13 +42,17 @@ pub struct LetterQueue {
 impl LetterQueue {
     /// An outbox that sends over this connection.
     pub fn new(packets: Arc<dyn PacketStream>) -> Arc<LetterQueue> {
-        LetterQueue::to_node(packets, VERSIONS.newest())
+        LetterQueue::to_node(packets, (VERSIONS.newest(), None))
     }
 
-    /// The same to a node that speaks this version of the link.
-    pub fn to_node(packets: Arc<dyn PacketStream>, version: u32) -> Arc<LetterQueue> {
+    /// The same to a node that speaks this version of the link, and is reached from this address of the machine, where that is
+    /// known.
+    pub fn to_node(
+        packets: Arc<dyn PacketStream>,
+        (version, local): (u32, Option<IpAddr>),
+    ) -> Arc<LetterQueue> {
         let (waiting, given_up) = Default::default();
-        Arc::new(LetterQueue { packets, version, waiting, given_up })
+        Arc::new(LetterQueue { packets, version, local, waiting, given_up })
     }
 
     /// Whether the peer knows locks in memory of another machine, and flushes that are passed on.
@@ -57,6 +63,16 @@ impl LetterQueue {
     /// Whether the peer knows what was copied, beside stores.
     pub fn has_copies(&self) -> bool {
         self.version >= 4
+    }
+
+    /// Whether copies may go beside the link.
+    pub fn has_landings(&self) -> bool {
+        self.version >= 5
+    }
+
+    /// The address of this machine from which the peer is reached, where that is known.
+    pub fn local_address(&self) -> Option<IpAddr> {
+        self.local
     }
 
     /// What is asked, in a message that the peer knows: an older one is not told that a process has died, only that the
@@ -176,7 +192,10 @@ mod tests {
             (3, ConnectorMessage::Died { connection }),
         ] {
             let (ours, _theirs) = Packets::pair().unwrap();
-            assert_eq!(LetterQueue::to_node(Arc::new(ours), version).known(died.clone()), told);
+            assert_eq!(
+                LetterQueue::to_node(Arc::new(ours), (version, None)).known(died.clone()),
+                told
+            );
         }
     }
 

@@ -101,8 +101,8 @@ impl Segments {
         let address = self.link.locate(name).ok_or_else(nobody)?;
         let stream = self.link.connect(&address, &hello)?;
         let broken = |cause| LinkError::Broken { peer: name.to_owned(), cause };
-        let version = stream.version();
-        Ok(LetterQueue::to_node(stream.offer_packets().map_err(broken)?, version))
+        let (version, local) = (stream.version(), stream.local_address());
+        Ok(LetterQueue::to_node(stream.offer_packets().map_err(broken)?, (version, local)))
     }
 
     /// Says what waits to be said, and hears until the node is gone; how.
@@ -165,9 +165,10 @@ impl Segments {
         };
         let version = incoming.version;
         let Ok(stream) = incoming.accept() else { return };
+        let local = stream.local_address();
         let Ok(packets) = stream.take_packets() else { return };
         drop(stream);
-        let outbox = LetterQueue::to_node(packets, version);
+        let outbox = LetterQueue::to_node(packets, (version, local));
         if !outbox.packets().passes_memory() {
             return self.attend_far(node, &outbox);
         }

@@ -434,6 +434,7 @@ impl SegmentsState {
             }
         };
         let host = FarHost::new(hide, complete, settled, self.senders.clone());
+        let host = host.with_lanes(self.lanes.clone(), self.copied.clone());
         let far = Far::new(self.effects.clone(), LIMIT, self.passing.clone(), host).ok()?;
         self.passing.add(&far);
         Some(self.fars.entry(node).or_insert(far).clone())

@@ -113,6 +113,11 @@ impl Batch {
         &self.stores
     }
 
+    /// Where all that was copied is, and its bytes; nothing where nothing was.
+    pub fn copied(&self) -> Option<(u64, &[u8])> {
+        self.copied.iter().next()
+    }
+
     /// What was copied, cut into parts in order, each of 1 to `most` bytes; they are sent behind the
     /// [others](Batch::parts).
     pub fn copied_parts(&self, most: usize) -> impl Iterator<Item = CopiedPart<'_>> {

@@ -111,6 +111,31 @@ pub enum CarriedMessage<'a> {
         #[serde(with = "bytes")]
         data: Cow<'a, [u8]>,
     },
+    /// A connector's host asks for memory in which copies may [land](crate::landing), once in a conversation.
+    LandingWanted {
+        /// The providers of remote memory access that it has, the preferred ones first.
+        providers: Vec<String>,
+    },
+    /// The answer to that: how the memory is reached, as the providers' crate writes it. Nothing where there is none.
+    LandingGiven {
+        /// The offer of a lane, encoded.
+        offer: Option<String>,
+    },
+    /// As [`Copied`](Self::Copied), of bytes that have landed.
+    Landed {
+        /// The connection, as its connector's node calls it.
+        connection: Handle,
+        /// Number of the batch that it is a part of, the last of it.
+        batch: u64,
+        /// As of stores: the batch takes effect only with the next one that has this not.
+        held: bool,
+        /// Where it is in the memory of the connection.
+        offset: u64,
+        /// Where it has landed: the first byte of a slot.
+        place: u32,
+        /// How many bytes it has.
+        length: u32,
+    },
 }
 
 /// What stands on the other machine for something that cannot be passed.
@@ -194,6 +219,16 @@ mod tests {
                 held: true,
                 offset: 70,
                 data: Cow::Owned(vec![1, 2, 3]),
+            },
+            CarriedMessage::LandingWanted { providers: vec!["verbs".to_owned()] },
+            CarriedMessage::LandingGiven { offer: None },
+            CarriedMessage::Landed {
+                connection,
+                batch: 4,
+                held: false,
+                offset: 70,
+                place: 1 << 20,
+                length: 9,
             },
         ] {
             assert_eq!(decode::<CarriedMessage<'static>>(&encode(&carried)), Some(carried));

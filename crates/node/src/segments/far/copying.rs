@@ -11,9 +11,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use rackbus_segment::Handle;
-use rackbus_segment::coherence::PAGE;
+use rackbus_segment::coherence::{Batch, PAGE};
 use rackbus_segment::message::Refusal;
 
+use super::super::landing::LandedCopy;
 use super::super::objects::Object;
 use super::cycle::of_links;
 use super::pair::collect_copies;
@@ -38,6 +39,8 @@ pub struct QueuedCopy {
     link: ConnectionKey,
     bytes: Vec<u8>,
     part: CopyPart,
+    /// Where its bytes are at the other side, if they have landed there.
+    landed: Option<Arc<LandedCopy>>,
 }
 
 impl QueuedCopy {
@@ -70,6 +73,34 @@ pub(super) struct CopyProgress {
 /// What is copied in a cycle, each by the place of its memory among all that is looked at.
 pub(super) type CopiesByPlace = BTreeMap<usize, QueuedCopy>;
 
+/// Where the bytes of copies have landed, by their connections, and the memory that they are for.
+pub(super) type LandedPlaces = BTreeMap<ConnectionKey, (Arc<LandedCopy>, Arc<CommonMemory>)>;
+
+/// Those of `copies` that have landed: copies whose batch is not made with these are made with others.
+pub(super) fn landed_of(
+    links: &[(ConnectionKey, Arc<CommonMemory>)],
+    copies: &CopiesByPlace,
+) -> LandedPlaces {
+    let landed = copies.iter().filter_map(|(at, copy)| {
+        let (link, memory) = &links[*at];
+        Some((*link, (copy.landed.clone()?, memory.clone())))
+    });
+    landed.collect()
+}
+
+/// Has the slots of those that took effect with `batches` free, which were sent and waited for. One whose answer did not come
+/// has its slot for ever.
+pub(super) fn note_effects(batches: &[(ConnectionKey, Batch)], landed: &LandedPlaces) {
+    for (link, batch) in batches {
+        if let Some((landed, memory)) = landed.get(link)
+            && batch.copied().is_some()
+            && !memory.is_waiting()
+        {
+            landed.note_effect();
+        }
+    }
+}
+
 /// The numbers of copies.
 pub(super) fn numbers(copies: &CopiesByPlace) -> Vec<u64> {
     copies.values().map(|copy| copy.number).collect()
@@ -93,7 +124,7 @@ impl Far {
             return Err(Refusal::Illegal("a copy of bytes that are not inside".into()));
         }
         let until = Instant::now() + PATIENCE;
-        let copy = QueuedCopy { number: 0, link, bytes, part };
+        let copy = QueuedCopy { number: 0, link, bytes, part, landed: None };
         let flush = self.has_copied(copy, &memory).ok_or(Refusal::NotResponding)?;
         let left = || until.saturating_duration_since(Instant::now());
         let is_flushed = |flush| self.has_flushed_within(flush, left());
@@ -108,17 +139,21 @@ impl Far {
     /// connection has ended.
     fn has_copied(&self, copy: QueuedCopy, memory: &CommonMemory) -> Option<Option<u64>> {
         let is_last = !copy.part.more;
-        let mut state = self.lock();
+        let state = self.lock();
         if !state.ways.get(&copy.link.0)?.has_copies() {
             // It may take long.
             drop(state);
             copy.make(&memory.object());
             return Some(is_last.then(|| self.begin_flush()));
         }
+        drop(state);
+        let landed = self.land(&copy.bytes);
+        self.count_copied(landed.is_some(), copy.bytes.len());
+        let mut state = self.lock();
         state.last_copy += 1;
         let number = state.last_copy;
         state.copying.insert(number, CopyProgress::default());
-        state.copies.push_back(QueuedCopy { number, ..copy });
+        state.copies.push_back(QueuedCopy { number, landed: landed.clone(), ..copy });
         state.now = true;
         self.kick.notify_all();
         let waiting = |it: &mut FarState| {
@@ -149,8 +184,10 @@ impl Far {
         };
         let taken = numbers(&copies);
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
+        let landed = landed_of(&links, &copies);
         let batches = of_links(&links, collect_copies(&pairs, &mut copies));
-        self.send(&batches, &ways, effects);
+        self.send((&batches, &landed), &ways, effects);
+        note_effects(&batches, &landed);
         self.lock().copies_ended(&taken, copies);
         self.flushed.notify_all();
         !batches.is_empty()

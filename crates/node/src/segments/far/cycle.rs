@@ -18,7 +18,7 @@ use rackbus_segment::coherence::Batch;
 use rackbus_segment::message::CarriedMessage;
 
 use super::super::outbox::LetterQueue;
-use super::copying;
+use super::copying::{self, LandedPlaces};
 use super::pair::{CommonMemory, collect};
 use super::{Closing, ConnectionKey, End, Far, FarConversation, FarState};
 
@@ -138,10 +138,12 @@ impl Far {
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
         let (begun, taken) = (Instant::now(), copying::numbers(&copies));
+        let landed = copying::landed_of(&links, &copies);
         let (batches, all) = collect(&pairs, &mut copies);
         let (looked, batches) = (begun.elapsed(), of_links(&links, batches));
         let some = !batches.is_empty();
-        self.send(&batches, &ways, effects);
+        self.send((&batches, &landed), &ways, effects);
+        copying::note_effects(&batches, &landed);
         let mut state = self.lock();
         let all = all && copies.is_empty();
         state.copies_ended(&taken, copies);
@@ -158,7 +160,7 @@ impl Far {
     /// in no others that began meanwhile.
     pub(super) fn send(
         &self,
-        batches: &[(ConnectionKey, Batch)],
+        (batches, landed): (&[(ConnectionKey, Batch)], &LandedPlaces),
         with: &BTreeMap<FarConversation, Arc<LetterQueue>>,
         effects: RwLockReadGuard<'_, ()>,
     ) {
@@ -180,9 +182,9 @@ impl Far {
         };
         let (to_owner, to_connector) =
             (with.get(&FarConversation::ToOwner), with.get(&FarConversation::ToConnector));
-        self.send_over((&first, to_owner), both);
+        self.send_over((&first, to_owner), landed, both);
         if !both {
-            self.send_over((&second, to_connector), false);
+            self.send_over((&second, to_connector), landed, false);
         }
         drop(effects);
         if both {
@@ -190,7 +192,7 @@ impl Far {
             // Without the one conversation, what goes over the other has to take effect alone.
             let held = || self.lock().held >= known + count;
             self.wait_until(FarConversation::ToOwner, to_owner, held);
-            self.send_over((&second, to_connector), false);
+            self.send_over((&second, to_connector), landed, false);
             self.lock().answer_behind();
         }
         // What makes all take effect comes first.
@@ -211,6 +213,7 @@ impl Far {
     fn send_over(
         &self,
         (batches, to): (&[&(ConnectionKey, Batch)], Option<&Arc<LetterQueue>>),
+        landed: &LandedPlaces,
         held: bool,
     ) {
         let Some(to) = to else { return };
@@ -232,6 +235,19 @@ impl Far {
                     data: Cow::Borrowed(part.data),
                 };
                 say(&stores);
+            }
+            if let Some(((landed, _), (offset, bytes))) =
+                landed.get(&(*way, *connection)).zip(batch.copied())
+            {
+                say(&CarriedMessage::Landed {
+                    connection: *connection,
+                    batch: batch.number(),
+                    held,
+                    offset,
+                    place: landed.place(),
+                    length: bytes.len() as u32,
+                });
+                continue;
             }
             for part in batch.copied_parts(COPIED_PART) {
                 say(&CarriedMessage::Copied {

@@ -1,5 +1,6 @@
 //! What is heard of the other node, and takes effect here.
 
+use std::borrow::Cow;
 use std::sync::{Arc, PoisonError};
 
 use rackbus_segment::Handle;
@@ -41,7 +42,20 @@ impl Far {
             CarriedMessage::Copied { connection, batch, last, held, offset, data } => {
                 let part = (connection, batch, last, held);
                 return self.hear_part((way, outbox), part, |pair| {
-                    pair.hear_copied(batch, last, offset, &data)
+                    pair.hear_copied(batch, last, offset, data)
+                });
+            }
+            CarriedMessage::LandingWanted { providers } => {
+                self.hear_wanted((way, outbox), providers)?;
+            }
+            CarriedMessage::LandingGiven { offer } => self.hear_given((way, outbox), offer)?,
+            CarriedMessage::Landed { connection, batch, held, offset, place, length } => {
+                let memory = self.lock().landing_memory();
+                let landed = memory.filter(|_| way == FarConversation::ToConnector);
+                let data = landed.and_then(|memory| memory.read(place, length));
+                let data = data.ok_or("bytes that have landed nowhere")?;
+                return self.hear_part((way, outbox), (connection, batch, true, held), |pair| {
+                    pair.hear_copied(batch, true, offset, Cow::Owned(data))
                 });
             }
             CarriedMessage::Release => self.take_effect((way, outbox)),

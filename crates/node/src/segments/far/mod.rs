@@ -11,6 +11,7 @@ mod bells;
 mod copying;
 mod cycle;
 mod hearing;
+mod landings;
 mod pair;
 mod passing;
 mod senders;
@@ -19,7 +20,7 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rackbus_segment::Handle;
@@ -32,14 +33,17 @@ pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
 pub use copying::CopyPart;
 use copying::{CopyProgress, QueuedCopy};
+use landings::Landings;
 pub use pair::CommonMemory;
 pub use passing::FlushTargets;
 use passing::PassingOn;
 pub use senders::SenderSlots;
 
 use super::hiding::ConnectionRange;
+use super::landing::CopiedBytes;
 use super::objects::{Object, ObjectKind};
 use super::outbox::{Letter, LetterQueue, MOST};
+use crate::lanes::Lanes;
 use crate::sequencer::essential_thread;
 
 /// How long a peer may take to apply what is to take effect before something else is said.
@@ -83,6 +87,9 @@ pub struct FarHost {
     settled: Box<dyn Fn(ConnectorMessage) + Send + Sync>,
     /// For interrupts of all other machines.
     senders: Arc<SenderSlots>,
+    /// What copies may go by beside the link.
+    lanes: Lanes,
+    copied: Arc<CopiedBytes>,
 }
 
 type HideBy = dyn Fn(&[ConnectionRange], &dyn Fn() -> Applied) -> Applied + Send + Sync;
@@ -99,7 +106,14 @@ impl FarHost {
         senders: Arc<SenderSlots>,
     ) -> FarHost {
         let (complete, settled) = (Box::new(complete), Box::new(settled));
-        FarHost { hide: Box::new(hide), complete, settled, senders }
+        let (lanes, copied) = Default::default();
+        FarHost { hide: Box::new(hide), complete, settled, senders, lanes, copied }
+    }
+
+    /// The same, whose copies may go by `lanes`; what goes by which way is counted.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes, copied: Arc<CopiedBytes>) -> FarHost {
+        FarHost { lanes, copied, ..self }
     }
 }
 
@@ -112,6 +126,7 @@ impl std::fmt::Debug for FarHost {
 /// What this host has in common with another one.
 #[derive(Debug)]
 pub struct Far {
+    own: Weak<Far>,
     effects: EffectsLock,
     host: FarHost,
     /// All that this host has in common with others, to pass flushes on.
@@ -157,6 +172,7 @@ struct FarState {
     has_continued: bool,
     /// How far those are that somebody waits for, by their numbers.
     copying: BTreeMap<u64, CopyProgress>,
+    landings: Landings,
 }
 
 #[derive(Debug)]
@@ -274,7 +290,10 @@ impl Far {
         host: FarHost,
     ) -> std::io::Result<Arc<Far>> {
         let (kick, flushed, state) = (Condvar::new(), Condvar::new(), Mutex::default());
-        let far = Arc::new(Far { effects, host, passing, limit, state, kick, flushed });
+        let far = Arc::new_cyclic(|own: &Weak<Far>| {
+            let own = own.clone();
+            Far { own, effects, host, passing, limit, state, kick, flushed }
+        });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);
         essential_thread("coherence", look)?;
@@ -291,7 +310,10 @@ impl Far {
         if way == FarConversation::ToConnector {
             state.passing_on = PassingOn::default();
         }
+        let landings = state.landings.end(way);
         state.ways.insert(way, outbox);
+        drop(state);
+        landings.close();
     }
 
     /// Whether there is this conversation.
@@ -316,8 +338,10 @@ impl Far {
             state.flushes.end();
         }
         state.forget_copies();
+        let landings = state.landings.end(way);
         state.now = true;
         drop(state);
+        landings.close();
         self.kick.notify_all();
         self.flushed.notify_all();
         ends.into_iter().for_each(end_one);

@@ -9,6 +9,7 @@
 //! bytes. Nothing takes effect in it: what came for it waits until it is where it will be, and with it all that takes
 //! effect in one with it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -322,7 +323,7 @@ impl CommonMemory {
         batch: u64,
         last: bool,
         offset: u64,
-        data: &[u8],
+        data: Cow<'_, [u8]>,
     ) -> Result<bool, Violation> {
         self.lock().window.hear_copied(batch, last, offset, data)
     }

@@ -105,9 +105,7 @@ impl Far {
         }
         state.passing_on.asked = asked + 1;
         drop(state);
-        let own = std::ptr::from_ref(self);
-        let all = self.passing.all();
-        let Some(far) = all.iter().find(|far| std::ptr::eq(Arc::as_ptr(far), own)).cloned() else {
+        let Some(far) = self.own.upgrade() else {
             return Err("a flush to be passed on in a conversation that is over".to_owned());
         };
         let outbox = outbox.clone();

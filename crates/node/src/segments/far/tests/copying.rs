@@ -122,7 +122,7 @@ fn an_older_node_is_told_a_copy_as_what_it_changes() {
     let mut side = Side::new();
     let (ours, packets) = Packets::pair().unwrap();
     side.far.end(FarConversation::ToOwner);
-    side.owner = Peer { packets, outbox: LetterQueue::to_node(Arc::new(ours), 3) };
+    side.owner = Peer { packets, outbox: LetterQueue::to_node(Arc::new(ours), (3, None)) };
     side.far.begin(FarConversation::ToOwner, side.owner.outbox.clone());
     settled(&mut side);
     let copy = copying(&side, &source(1));

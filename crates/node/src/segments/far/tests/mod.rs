@@ -13,6 +13,7 @@ use super::super::objects::ObjectStore;
 use super::*;
 
 mod copying;
+mod landing;
 mod moves;
 mod senders;
 

@@ -1,0 +1,132 @@
+//! Copies into memory of another machine, whose bytes move beside the link by libfabric's providers `tcp` and `shm`.
+
+mod support;
+
+use std::cell::Cell;
+
+use rackbus_attach::{Location, RemoteSegment, SegmentOptions, Session};
+use rackbus_memory::DmaSlice;
+use support::libfabric::is_here;
+use support::machines::{Machine, Machines};
+use support::segments::answered;
+
+const RACK: &str = r#"
+name = "lab"
+
+[link]
+rdma = "tcp"
+
+[hosts.alpha]
+memory = "64 MiB"
+
+[hosts.beta]
+memory = "64 MiB"
+"#;
+
+const SIZE: u64 = 5 << 20;
+
+fn session(machine: &Machine, host: &str) -> Session {
+    let location = Location { run_dir: machine.run_dir(), host: host.to_owned() };
+    Session::open(&location).unwrap()
+}
+
+fn pattern(seed: u32) -> Vec<u8> {
+    (0..SIZE as u32).map(|n| ((n ^ seed).wrapping_mul(2_654_435_761) >> 11) as u8).collect()
+}
+
+/// Copies all of these to the begin of the segment.
+fn copy(remote: &RemoteSegment, bytes: &[u8]) {
+    let source = |from: usize, to: DmaSlice<'_>| {
+        let part = &bytes[from..bytes.len().min(from + to.len())];
+        to.copy_from(part);
+        part.len()
+    };
+    let carried = remote.carry(0, (&source, bytes.len()), &|| false);
+    assert!(carried.expect("it is on another machine").unwrap());
+}
+
+/// How many bytes a host has copied to others, by the link and by a lane.
+fn copied(machine: &Machine, host: &str) -> [u64; 2] {
+    let page = String::from_utf8(machine.run(&["metrics", host]).stdout).unwrap();
+    ["link", "lane"].map(|by| {
+        let name = format!("rackbus_copied_to_machines_bytes_total{{by=\"{by}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap_or_else(|| panic!("{page}")).parse().unwrap()
+    })
+}
+
+#[test]
+fn copies_to_another_machine_move_beside_the_link_by_tcp() {
+    copies_move_beside_the_link("tcp");
+}
+
+#[test]
+fn copies_to_another_machine_move_beside_the_link_by_shared_memory() {
+    copies_move_beside_the_link("shm");
+}
+
+fn copies_move_beside_the_link(provider: &str) {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(&RACK.replace("\"tcp\"", &format!("{provider:?}")));
+    let [mut alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    for round in 0..2 {
+        let (owner, program) = (session(&alpha, "alpha"), session(&beta, "beta"));
+        let segment = owner.create_segment(&SegmentOptions::shared(9, SIZE)).unwrap();
+        let home = segment.map(0, SIZE).unwrap();
+        segment.set_available().unwrap();
+        let remote = answered(|| program.connect(owner.node(), 9, 20_000)).unwrap();
+        let far = remote.map(0, SIZE).unwrap();
+        let (before, seed) = (copied(&beta, "beta"), Cell::new(0));
+        // The first ones go over the link, and ask for the lane.
+        rack.wait(|_| {
+            seed.set(seed.get() + 1);
+            let bytes = pattern(seed.get());
+            copy(&remote, &bytes);
+            let mut there = vec![0; SIZE as usize];
+            home.whole().copy_to(&mut there);
+            assert!(there == bytes, "copy {} of round {round}", seed.get());
+            copied(&beta, "beta")[1] > before[1]
+        });
+        let [by_link, by_lane] = copied(&beta, "beta");
+        copy(&remote, &pattern(99));
+        assert_eq!(copied(&beta, "beta"), [by_link, by_lane + SIZE], "all of it goes by the lane");
+        // What is stored before a copy, and behind it, is there when it is flushed, and nothing of the copy is stored again.
+        far.whole().part(0, 8).unwrap().copy_from(&[1; 8]);
+        remote.flush().unwrap();
+        let mut expected = pattern(99);
+        expected[..8].fill(1);
+        let mut there = vec![0; SIZE as usize];
+        home.whole().copy_to(&mut there);
+        assert!(there == expected);
+        if round == 0 {
+            // Its node is killed, and the next one gives memory anew.
+            drop((segment, home, owner));
+            alpha.crash();
+            rack.wait(|rack| rack.state_of("alpha") == "down");
+            rack.node(&mut alpha, "alpha", None);
+        }
+    }
+}
+
+#[test]
+fn copies_go_over_the_link_where_a_host_has_no_provider() {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(&RACK.replace("\"tcp\"", "\"nothing\""));
+    let [alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let (owner, program) = (session(&alpha, "alpha"), session(&beta, "beta"));
+    let segment = owner.create_segment(&SegmentOptions::shared(9, SIZE)).unwrap();
+    let home = segment.map(0, SIZE).unwrap();
+    segment.set_available().unwrap();
+    let remote = answered(|| program.connect(owner.node(), 9, 20_000)).unwrap();
+    for seed in 1..4 {
+        copy(&remote, &pattern(seed));
+    }
+    let mut there = vec![0; SIZE as usize];
+    home.whole().copy_to(&mut there);
+    assert!(there == pattern(3));
+    assert_eq!(copied(&beta, "beta"), [3 * SIZE, 0]);
+}
