@@ -359,13 +359,13 @@ impl Accel {
     #[inline]
     pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>, AccelError> {
         if self.late {
-            self.forget()?;
+            self.forget();
         }
         let ring = self.queues.get_mut(queue).ok_or_else(no_queue)?;
         if ring.given_up {
             return Ok(None);
         }
-        let taken = ring.take(&self.memory, &mut *self.device)?;
+        let taken = ring.take(&self.memory);
         if taken.is_none() {
             self.device.progress();
         }

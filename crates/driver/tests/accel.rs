@@ -63,6 +63,73 @@ fn what_is_encrypted_and_compressed_comes_back() {
     }
 }
 
+/// Engines are kept from one operation to the next, whichever chain they were in: nothing of an operation is seen in another.
+#[test]
+fn results_are_the_same_whatever_was_done_before() {
+    use Operation::{Aes256Ctr, Crc32c, Deflate, Lz4Compress, Sha256, ZstdCompress};
+    let messages = [text(0), text(100), text(5000), vec![7; 70_000]];
+    let chains: [&[Operation]; 8] = [
+        &[Lz4Compress, Sha256],
+        &[Lz4Compress],
+        &[Sha256],
+        &[ZstdCompress, Lz4Compress, Sha256],
+        &[Sha256, Lz4Compress],
+        &[Deflate, Aes256Ctr, Sha256],
+        &[Lz4Compress, Lz4Compress],
+        &[Crc32c],
+    ];
+    let run = |accel: &mut Accel, key: u16, chain: &[Operation], message: &[u8]| {
+        let of = |operation: &Operation| if *operation == Aes256Ctr { key } else { 0 };
+        let stages: Vec<_> = chain.iter().map(|operation| (*operation, of(operation))).collect();
+        accel.run(&work(&stages), message, 80_000).unwrap()
+    };
+    let mut used = accel(AccelOptions::default());
+    let key = used.create_context(Aes256Ctr, &[9; 32]).unwrap();
+    let mut alone = std::collections::BTreeMap::new();
+    let mut state = 1u32;
+    for _ in 0..300 {
+        state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        let (chain, message) = ((state >> 16) as usize % 8, (state >> 24) as usize % 4);
+        // What does not fit ends its engines in the middle.
+        let small = used.run(&work(&[(Lz4Compress, 0)]), &messages[3], 8);
+        assert_eq!(status(small), OperationStatus::OutputTooSmall);
+        let out = run(&mut used, key, chains[chain], &messages[message]);
+        let expected = alone.entry((chain, message)).or_insert_with(|| {
+            let mut fresh = accel(AccelOptions::default());
+            let key = fresh.create_context(Aes256Ctr, &[9; 32]).unwrap();
+            run(&mut fresh, key, chains[chain], &messages[message])
+        });
+        assert!(out == *expected, "{:?} of message {message}", chains[chain]);
+    }
+}
+
+/// The function learns of completions that were taken with the next descriptors: also of a full ring, all of these have
+/// room for theirs.
+#[test]
+fn a_full_ring_goes_on_however_many_completions_are_taken_at_a_time() {
+    for depth in [1, 2, 7, 63] {
+        let mut accel = accel(AccelOptions { depth, ..AccelOptions::default() });
+        let descriptor = accel.describe(&work(&[(Operation::Crc32c, 0)]), (0, 64), (4096, 4));
+        let descriptor = descriptor.unwrap();
+        let (mut put, mut took, mut state) = (0u32, 0u32, 1u32);
+        for _ in 0..500 {
+            state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+            while accel.under_way(0) < depth.into() {
+                accel.push(0, &Descriptor { id: put as u16, ..descriptor }).unwrap();
+                put += 1;
+            }
+            assert!(matches!(accel.push(0, &descriptor), Err(AccelError::Full)));
+            accel.ring(0).unwrap();
+            for _ in 0..1 + (state >> 16) % u32::from(depth) {
+                let completion = accel.wait_for(0, Duration::from_secs(5)).unwrap();
+                let completion = completion.expect("a descriptor is not completed");
+                assert_eq!((completion.id, completion.status), (took as u16, 0));
+                took += 1;
+            }
+        }
+    }
+}
+
 #[test]
 fn a_chain_is_its_operations_one_after_the_other() {
     let mut accel = accel(AccelOptions::default());

@@ -169,20 +169,19 @@ impl Accel {
 
     /// Forgets what has ended of what was given up.
     #[cold]
-    pub(super) fn forget(&mut self) -> Result<(), AccelError> {
+    pub(super) fn forget(&mut self) {
         self.device.progress();
         for ring in &mut self.queues {
-            ring.take_given_up(&self.memory, &mut *self.device)?;
+            ring.take_given_up(&self.memory);
         }
         self.late = self.queues.iter().any(|ring| ring.given_up);
-        Ok(())
     }
 
     /// Refuses what is new as long as something that was given up is under way.
     #[inline]
     pub(super) fn check_late(&mut self) -> Result<(), AccelError> {
         if self.late {
-            self.forget()?;
+            self.forget();
         }
         match self.late {
             true => self.look_at_given_up(),

@@ -22,6 +22,8 @@ pub struct AccelRing {
     pub tail: u32,
     rung: u32,
     head: u32,
+    /// How far the function was told that completions were taken.
+    told: u32,
     phase: bool,
     pub under_way: u32,
     /// What is under way was given up by who waited for it: its completions are nobody's.
@@ -41,6 +43,7 @@ impl AccelRing {
             tail: 0,
             rung: 0,
             head: 0,
+            told: 0,
             phase: true,
             under_way: 0,
             given_up: false,
@@ -87,7 +90,8 @@ impl AccelRing {
         self.under_way += 1;
     }
 
-    /// Tells the function of what was put in.
+    /// Tells the function of what was put in, and of the completions that were taken before: it needs to know of these
+    /// when there is something new for it, since all that was put in before has room for its completion.
     #[inline]
     pub fn ring(
         &mut self,
@@ -97,8 +101,22 @@ impl AccelRing {
         if self.tail == self.rung {
             return Ok(());
         }
-        self.rung = self.tail;
-        self.doorbell(memory, device, 0, self.tail)
+        let taken = self.told != self.head;
+        (self.rung, self.told) = (self.tail, self.head);
+        let shared = memory.whole();
+        if taken {
+            shared.store_u32(self.doorbells() + 4, self.head, Ordering::Relaxed);
+        }
+        shared.store_u32(self.doorbells(), self.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if shared.load_u32(shadow::ASLEEP, Ordering::Relaxed) == Some(1) {
+            let register = reg::DOORBELL + u64::from(self.number) * reg::DOORBELL_STRIDE;
+            if taken {
+                device.write(register + 4, &self.head.to_le_bytes())?;
+            }
+            device.write(register, &self.tail.to_le_bytes())?;
+        }
+        Ok(())
     }
 
     /// Whether there is a completion.
@@ -116,14 +134,10 @@ impl AccelRing {
 
     /// Takes the next completion, if there is one.
     #[inline]
-    pub fn take(
-        &mut self,
-        memory: &SharedMemory,
-        device: &mut dyn DrivenFunction,
-    ) -> Result<Option<Completion>, AccelError> {
+    pub fn take(&mut self, memory: &SharedMemory) -> Option<Completion> {
         let high = self.high(memory);
         if (high >> 32 & 1 != 0) != self.phase {
-            return Ok(None);
+            return None;
         }
         let at = self.completion + self.head as usize * COMPLETION_SIZE;
         let low = memory.whole().load_u64(at, Ordering::Relaxed).unwrap_or(0);
@@ -132,27 +146,21 @@ impl AccelRing {
             self.phase = !self.phase;
         }
         self.under_way = self.under_way.saturating_sub(1);
-        self.doorbell(memory, device, 4, self.head)?;
-        Ok(Some(Completion {
+        Some(Completion {
             output: low as u32,
             value: (low >> 32) as u32,
             head: high as u16,
             id: (high >> 16) as u16,
             status: (high >> 32) as u16 >> 1,
             reserved: 0,
-        }))
+        })
     }
 
     /// Takes the completions that there are of what was given up, for nobody.
-    pub fn take_given_up(
-        &mut self,
-        memory: &SharedMemory,
-        device: &mut dyn DrivenFunction,
-    ) -> Result<(), AccelError> {
-        while self.given_up && self.take(memory, device)?.is_some() {
+    pub fn take_given_up(&mut self, memory: &SharedMemory) {
+        while self.given_up && self.take(memory).is_some() {
             self.given_up = self.under_way > 0;
         }
-        Ok(())
     }
 
     /// Says whether the driver polls, or wants interrupts from now on.
@@ -164,25 +172,6 @@ impl AccelRing {
 
     fn doorbells(&self) -> usize {
         shadow::DOORBELL + usize::from(self.number) * shadow::STRIDE
-    }
-
-    /// Stores a doorbell's value in the shadow page, and in the register if the function sleeps.
-    #[inline]
-    fn doorbell(
-        &self,
-        memory: &SharedMemory,
-        device: &mut dyn DrivenFunction,
-        which: usize,
-        value: u32,
-    ) -> Result<(), AccelError> {
-        let memory = memory.whole();
-        memory.store_u32(self.doorbells() + which, value, Ordering::Release);
-        fence(Ordering::SeqCst);
-        if memory.load_u32(shadow::ASLEEP, Ordering::Relaxed) == Some(1) {
-            let register = reg::DOORBELL + u64::from(self.number) * reg::DOORBELL_STRIDE;
-            device.write(register + which as u64, &value.to_le_bytes())?;
-        }
-        Ok(())
     }
 }
 
