@@ -214,6 +214,7 @@ impl Registration {
     }
 
     /// Whether a page of the range was replaced because its owner truncated the file.
+    #[inline]
     pub(crate) fn truncated(&self) -> bool {
         self.slot.truncated()
     }

@@ -315,6 +315,7 @@ impl Region {
     }
 
     /// Whether the owner truncated the file and a page of this region was replaced by zeroes.
+    #[inline]
     pub fn truncated(&self) -> bool {
         self.registration.truncated()
     }

@@ -62,7 +62,13 @@ impl Revoker {
     /// afterwards reaches nobody.
     #[inline]
     pub fn before_access(&self) {
-        let (now, looked) = (ticks::now(), self.0.looked.load(Ordering::Acquire));
+        self.before_access_at(ticks::now());
+    }
+
+    /// The same where the processor's counter is known.
+    #[inline]
+    pub fn before_access_at(&self, now: u64) {
+        let looked = self.0.looked.load(Ordering::Acquire);
         if ticks::is_gap(looked, now) {
             self.check_user();
         }

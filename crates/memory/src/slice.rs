@@ -45,6 +45,13 @@ macro_rules! atomic_access {
     };
 }
 
+/// No bytes of no memory.
+impl Default for DmaSlice<'_> {
+    fn default() -> Self {
+        DmaSlice { start: NonNull::dangling(), length: 0, mapping: PhantomData }
+    }
+}
+
 impl<'a> DmaSlice<'a> {
     /// # Safety
     /// `[start, start + length)` must stay mapped for `'a`, readable (and writable, for the

@@ -377,6 +377,7 @@ impl DmaSpace {
 
     /// As [`slice`](DmaSpace::slice), for who has another way to what is not mapped here: nothing is counted as
     /// refused.
+    #[inline]
     pub fn slice_if_mapped(
         &self,
         iova: u64,
@@ -386,6 +387,7 @@ impl DmaSpace {
         self.try_slice(iova, length, access).ok()
     }
 
+    #[inline]
     fn try_slice(&self, iova: u64, length: usize, access: Access) -> Result<DmaSlice<'_>, ()> {
         if !self.master {
             return Err(());

@@ -16,6 +16,7 @@ const PARTS: u32 = 4;
 const BUCKETS: usize = 252;
 
 /// The bucket of a time.
+#[inline]
 fn bucket(ticks: u64) -> usize {
     if ticks < u64::from(PARTS) {
         return ticks as usize;

@@ -5,7 +5,7 @@
 //! continue. So a model calls [`UserWatch::before_access`] when it has found work and before it touches
 //! memory for it: a look at the processor's counter, and only after a gap one at the conversation.
 //! What remains is a freeze between this look and the last access that follows it: for a drive, the
-//! commands of one turn of one queue, some microseconds; and what the kernel was asked to do before
+//! commands of one turn of one queue, some microseconds; for an accelerator, a short operation; and what the kernel was asked to do before
 //! and does meanwhile. No check of one's own can close that; an IOMMU that the borrower rules could.
 //!
 //! The look costs a model nothing that can be measured where it waits for memory anyway, if it asks

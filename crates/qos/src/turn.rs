@@ -123,6 +123,7 @@ impl OpenTurn {
 
     /// So much of a message was done; `over` when it has ended. One of which nothing was done is begun by the next turn
     /// with it.
+    #[inline]
     pub fn did(&mut self, ingress: u64, done: TurnResult, over: bool) {
         self.spent.operations += u64::from(ingress > 0 || over);
         self.spent.ingress += ingress;
@@ -132,6 +133,7 @@ impl OpenTurn {
     }
 
     /// Whether another message may be begun: no bound of the tenant's is passed by more than one message.
+    #[inline]
     pub fn goes_on(&self) -> bool {
         let (spent, allowed) = (&self.spent, &self.allowed);
         spent.engine_ns < self.budget_ns.min(allowed.engine_ns)

@@ -7,7 +7,7 @@ use rackbus_spec::accel::OperationStatus;
 
 use super::course::{Course, begin};
 use super::engines::Spare;
-use super::gather::Gather;
+use super::gather::MessageMemory;
 use super::job::FinishedJob;
 use super::pipeline::Pipeline;
 use super::pool::{EnginePool, HeldTurn};
@@ -24,13 +24,12 @@ pub struct OwnEngine {
 
 /// An operation that may be short.
 #[derive(Debug, Clone, Copy)]
-pub struct ShortOperation<'a> {
+pub struct ShortOperation {
     pub number: u64,
     /// The estimate that it counts for: its first operation.
     pub kind: u8,
     /// What it costs by the profiles, in nanoseconds.
     pub profile_ns: f64,
-    pub memory: &'a (Gather, Gather),
     /// The processor's counter when it was taken up.
     pub begun: u64,
 }
@@ -47,20 +46,21 @@ pub enum Attempt {
 
 impl OwnEngine {
     /// Does an operation, whose engines `start` begins, where that is to be done here.
-    pub fn run(
+    pub fn run<M: MessageMemory>(
         &mut self,
         (pool, tenant): (&EnginePool, TenantId),
-        short: ShortOperation<'_>,
+        short: ShortOperation,
+        memory: &(M, M),
         start: impl FnOnce(&mut Spare) -> Result<Pipeline, OperationStatus>,
     ) -> Attempt {
         let begun = short.begun;
-        if !self.hold(pool, tenant, short) {
+        if !self.hold((pool, tenant), &short) {
             return Attempt::Refused;
         }
         let Some(held) = &mut self.held else { return Attempt::Refused };
-        let ShortOperation { number, profile_ns, memory, .. } = short;
+        let ShortOperation { number, profile_ns, .. } = short;
         let Scratch { out, spare, .. } = &mut self.scratch;
-        let (since, budget) = (held.begun, held.budget_ticks());
+        let (since, budget) = (held.begun, held.budget_ticks);
         let mut goes_on = || ticks::now().wrapping_sub(since) < budget;
         let (mut course, mut status) = match begin(|| start(spare), 0) {
             Ok(course) => (Some(course), None),
@@ -88,10 +88,14 @@ impl OwnEngine {
     }
 
     /// Has an engine's time for the operation, if an engine is free.
-    fn hold(&mut self, pool: &EnginePool, tenant: TenantId, short: ShortOperation<'_>) -> bool {
-        let ShortOperation { kind, profile_ns, begun: now, .. } = short;
+    pub fn hold(
+        &mut self,
+        (pool, tenant): (&EnginePool, TenantId),
+        short: &ShortOperation,
+    ) -> bool {
+        let ShortOperation { kind, profile_ns, begun: now, .. } = *short;
         if let Some(held) = &self.held {
-            let over = now.wrapping_sub(held.begun) >= held.budget_ticks();
+            let over = now.wrapping_sub(held.begun) >= held.budget_ticks;
             if held.takes(kind, profile_ns) && !over {
                 return true;
             }

@@ -20,29 +20,28 @@ pub fn thread_ns() -> u64 {
 }
 
 /// How fast the processor's counter counts.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TickRate {
-    /// Nanoseconds that a tick takes.
-    ns: f64,
+    /// Nanoseconds that 2^32 ticks take, one at least: whole numbers are multiplied sooner than others are rounded.
+    ns: u64,
 }
 
 impl TickRate {
     /// The rate since `then`, a while ago.
     pub fn since((ticks, instant): (u64, Instant)) -> TickRate {
         let passed = ticks::now().saturating_sub(ticks).max(1);
-        TickRate {
-            ns: (instant.elapsed().as_nanos() as f64 / passed as f64).max(f64::MIN_POSITIVE),
-        }
+        let ns = (instant.elapsed().as_nanos() << 32) / u128::from(passed);
+        TickRate { ns: u64::try_from(ns).unwrap_or(u64::MAX).max(1) }
     }
 
     /// So many ticks in nanoseconds.
     pub fn ns(self, ticks: u64) -> u64 {
-        (ticks as f64 * self.ns) as u64
+        ((u128::from(ticks) * u128::from(self.ns)) >> 32) as u64
     }
 
     /// So many nanoseconds in ticks.
     pub fn ticks(self, ns: u64) -> u64 {
-        (ns as f64 / self.ns) as u64
+        u64::try_from((u128::from(ns) << 32) / u128::from(self.ns)).unwrap_or(u64::MAX)
     }
 }
 

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rackbus_spec::accel::OperationStatus;
 
 use super::engines::{Portion, Spare};
-use super::gather::Gather;
+use super::gather::MessageMemory;
 use super::pipeline::Pipeline;
 
 /// The engines of an operation that has begun, and how far they came.
@@ -34,9 +34,9 @@ pub fn begin(
 impl Course {
     /// Does the input up to `end`, as long as `goes_on` says so; the status, when it has ended. What comes out is in
     /// `out` before it goes to the tenant's memory.
-    pub fn go(
+    pub fn go<M: MessageMemory>(
         &mut self,
-        memory: &(Gather, Gather),
+        memory: &(M, M),
         end: usize,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
@@ -70,9 +70,9 @@ impl Course {
     }
 
     /// True when nothing more comes out.
-    fn steps(
+    fn steps<M: MessageMemory>(
         &mut self,
-        (input, output): &(Gather, Gather),
+        (input, output): &(M, M),
         end: usize,
         out: &mut [u8],
         goes_on: &mut dyn FnMut() -> bool,
@@ -91,10 +91,33 @@ impl Course {
             return Ok(true);
         }
         let mut fed_last = self.read == input.len();
-        if !std::mem::replace(&mut self.fed, true) && fed_last {
+        // Engines that were fed nothing have nothing to do yet.
+        let mut hungry = !std::mem::replace(&mut self.fed, true);
+        if hungry && fed_last {
             self.pipeline.feed(0, true, |_| {});
+            hungry = false;
         }
+        let mut last_written = 0;
         loop {
+            if hungry && self.read == end {
+                return Ok(false);
+            }
+            if hungry {
+                let (at, count) = (self.read, portion.next(end - self.read));
+                self.read += count;
+                fed_last = self.read == input.len();
+                if takes_memory {
+                    input.each(at, count, |part| self.pipeline.take(part));
+                    self.pipeline.feed(0, fed_last, |_| {});
+                } else {
+                    self.pipeline.feed(count, fed_last, |to| input.read(at, to));
+                }
+                if portion == Portion::Small && !takes_memory {
+                    // While this is done, what follows comes near.
+                    input.prefetch(self.read, count.min(end - self.read));
+                    output.prefetch_write(self.written, last_written);
+                }
+            }
             let progress = self.pipeline.pump(out, goes_on)?;
             if progress.written > output.len() - self.written {
                 return Err(OperationStatus::OutputTooSmall);
@@ -104,38 +127,22 @@ impl Course {
             if progress.finished {
                 return Ok(true);
             }
-            if progress.hungry {
-                if fed_last {
-                    return Err(OperationStatus::CorruptInput);
-                }
-                if self.read == end {
-                    return Ok(false);
-                }
+            (hungry, last_written) = (progress.hungry, progress.written);
+            if hungry && fed_last {
+                return Err(OperationStatus::CorruptInput);
             }
             if !goes_on() {
                 return Ok(false);
-            }
-            if progress.hungry {
-                let (at, count) = (self.read, portion.next(end - self.read));
-                self.read += count;
-                fed_last = self.read == input.len();
-                if takes_memory {
-                    input.each(at, count, |part| self.pipeline.take(part));
-                    self.pipeline.feed(0, fed_last, |_| {});
-                    continue;
-                }
-                self.pipeline.feed(count, fed_last, |to| input.read(at, to));
-                if portion == Portion::Small {
-                    // While this is done, what follows comes near.
-                    input.prefetch(self.read, count.min(end - self.read));
-                    output.prefetch_write(self.written, progress.written);
-                }
             }
         }
     }
 
     /// Does the whole message at once, where its engine does that: how many bytes came out.
-    fn whole(&mut self, input: &Gather, out: &mut [u8]) -> Result<Option<usize>, OperationStatus> {
+    fn whole<M: MessageMemory>(
+        &mut self,
+        input: &M,
+        out: &mut [u8],
+    ) -> Result<Option<usize>, OperationStatus> {
         self.pipeline.whole(input.len(), out, |head, text| {
             input.read(0, head);
             input.read(head.len(), text);
@@ -143,9 +150,9 @@ impl Course {
     }
 
     /// The same where the output is the input: from the one memory to the other.
-    fn copy(
+    fn copy<M: MessageMemory>(
         &mut self,
-        (input, output): &(Gather, Gather),
+        (input, output): &(M, M),
         end: usize,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool, OperationStatus> {

@@ -30,6 +30,8 @@ use super::pool::EnginePool;
 use super::queue::QueuePair;
 use super::{QUEUES, waiting};
 
+pub(super) use descriptors::DescriptorOutcome;
+
 /// Names of the operations, for what is counted.
 pub(super) const NAMES: [&str; OPERATIONS.len()] = {
     let mut names = [""; OPERATIONS.len()];

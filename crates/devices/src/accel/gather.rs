@@ -1,7 +1,86 @@
 //! A message's memory: ranges of a tenant's, one after the other, as the function reached them when it
-//! took the descriptor.
+//! took the descriptor. They are held as long as the operation is under way, or borrowed while the function's own thread
+//! does it.
 
 use rackbus_memory::{DmaSlice, PinnedPieces, PinnedSlice, Revoker};
+
+/// A message's memory, in one piece or more.
+pub trait MessageMemory {
+    /// Bytes of all pieces together.
+    fn len(&self) -> usize;
+
+    /// Visits what there is of `length` bytes from `offset` on, in order.
+    fn each(&self, offset: usize, length: usize, visit: impl FnMut(DmaSlice<'_>));
+
+    /// Copies from `offset` on into all of `out`, as far as there is something.
+    #[inline]
+    fn read(&self, offset: usize, out: &mut [u8]) {
+        let mut done = 0;
+        self.each(offset, out.len(), |part| done += part.copy_to(&mut out[done..]));
+    }
+
+    /// Copies all of `data` to `offset` and on, as far as there is room.
+    #[inline]
+    fn write(&self, offset: usize, data: &[u8]) {
+        let mut done = 0;
+        self.each(offset, data.len(), |part| done += part.copy_from(&data[done..]));
+    }
+
+    /// Copies `length` bytes of another message to the same place of this one, as far as there is something and room.
+    fn copy_at(&self, offset: usize, length: usize, from: &impl MessageMemory) {
+        let mut at = offset;
+        from.each(offset, length, |source| {
+            let mut done = 0;
+            self.each(at, source.len(), |to| {
+                if let Some(part) = source.part(done, to.len()) {
+                    to.copy_from_slice(part);
+                }
+                done += to.len();
+            });
+            at += source.len();
+        });
+    }
+
+    /// Asks the processor to bring `length` bytes from `offset` on near.
+    fn prefetch(&self, offset: usize, length: usize) {
+        self.each(offset, length, |part| part.prefetch());
+    }
+
+    /// The same for bytes that are to be written.
+    fn prefetch_write(&self, offset: usize, length: usize) {
+        self.each(offset, length, |part| part.prefetch_write());
+    }
+
+    /// Zeroes up to `end`.
+    fn clear(&self, end: usize) {
+        self.each(0, end, |part| part.fill(0));
+    }
+
+    /// Zeroes what an operation on so many bytes of input could have put out, as its message was found not to be authentic:
+    /// neither that nor what was here before may be taken for it.
+    fn clear_unauthentic(&self, input_length: usize) {
+        self.clear(self.len().min(input_length));
+    }
+}
+
+/// Memory that is borrowed: it is used before anything can be mapped otherwise, by a thread that has asked whether its
+/// user is there and does nothing else until it is done.
+impl MessageMemory for DmaSlice<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        DmaSlice::len(self)
+    }
+
+    #[inline]
+    fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
+        let count = length.min(DmaSlice::len(self).saturating_sub(offset));
+        if count > 0
+            && let Some(part) = self.part(offset, count)
+        {
+            visit(part);
+        }
+    }
+}
 
 /// Pieces of memory that are used as one.
 #[derive(Debug, Default)]
@@ -38,84 +117,26 @@ impl Gather {
         self.push(first);
         rest.into_iter().for_each(|(_, piece)| self.push(piece));
     }
+}
 
-    /// Bytes of all pieces together.
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Copies from `offset` on into all of `out`, as far as there is something.
-    pub fn read(&self, offset: usize, out: &mut [u8]) {
-        let mut done = 0;
-        self.each(offset, out.len(), |part| done += part.copy_to(&mut out[done..]));
-    }
-
-    /// Copies all of `data` to `offset` and on, as far as there is room.
-    pub fn write(&self, offset: usize, data: &[u8]) {
-        let mut done = 0;
-        self.each(offset, data.len(), |part| done += part.copy_from(&data[done..]));
-    }
-
-    /// Copies `length` bytes of another message to the same place of this one, as far as there is something and room.
-    pub fn copy_at(&self, offset: usize, length: usize, from: &Gather) {
-        let mut at = offset;
-        from.each(offset, length, |source| {
-            let mut done = 0;
-            self.each(at, source.len(), |to| {
-                if let Some(part) = source.part(done, to.len()) {
-                    to.copy_from_slice(part);
-                }
-                done += to.len();
-            });
-            at += source.len();
-        });
-    }
-
-    /// Asks the processor to bring `length` bytes from `offset` on near.
-    pub fn prefetch(&self, offset: usize, length: usize) {
-        self.each(offset, length, |part| part.prefetch());
-    }
-
-    /// The same for bytes that are to be written.
-    pub fn prefetch_write(&self, offset: usize, length: usize) {
-        self.each(offset, length, |part| part.prefetch_write());
-    }
-
+impl Gather {
     /// Copies from the beginning on into all of `place`, as far as there is something.
     pub fn copy_to(&self, place: DmaSlice<'_>) {
-        let mut done = 0;
-        self.each(0, place.len(), |part| {
-            if let Some(to) = place.part(done, part.len()) {
-                to.copy_from_slice(part);
-            }
-            done += part.len();
-        });
+        place.copy_at(0, place.len(), self);
     }
 
     /// Copies all of `place` to the beginning and on, as far as there is room.
     pub fn copy_from(&self, place: DmaSlice<'_>) {
-        let mut done = 0;
-        self.each(0, place.len(), |part| {
-            if let Some(from) = place.part(done, part.len()) {
-                part.copy_from_slice(from);
-            }
-            done += part.len();
-        });
+        self.copy_at(0, place.len(), &place);
+    }
+}
+
+impl MessageMemory for Gather {
+    fn len(&self) -> usize {
+        self.length
     }
 
-    /// Zeroes up to `end`.
-    pub fn clear(&self, end: usize) {
-        self.each(0, end, |part| part.fill(0));
-    }
-
-    /// Zeroes what an operation on so many bytes of input could have put out, as its message was found not to be authentic:
-    /// neither that nor what was here before may be taken for it.
-    pub fn clear_unauthentic(&self, input_length: usize) {
-        self.clear(self.length.min(input_length));
-    }
-
-    /// Visits what there is of `length` bytes from `offset` on, in order.
-    pub fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
+    fn each(&self, offset: usize, length: usize, mut visit: impl FnMut(DmaSlice<'_>)) {
         let Some(first) = &self.first else { return };
         if let Some(revoker) = &self.revoker {
             revoker.before_access();

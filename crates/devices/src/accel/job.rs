@@ -7,7 +7,7 @@ use rackbus_spec::accel::OperationStatus;
 
 use super::course::{Course, begin};
 use super::engines::Spare;
-use super::gather::Gather;
+use super::gather::{Gather, MessageMemory};
 use super::outbox::CompletionOutbox;
 use super::pipeline::Pipeline;
 use super::scratch::Scratch;

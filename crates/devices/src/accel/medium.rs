@@ -92,7 +92,8 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         true
     }
 
-    /// Begins an operation, which reaches memory from here on.
+    /// Begins an operation, which reaches memory from here on. Its descriptor was taken up at `taken` by the processor's
+    /// counter.
     ///
     /// # Errors
     /// The status that it ends with at once.
@@ -100,6 +101,7 @@ pub trait Medium: fmt::Debug + Send + Sized + 'static {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
+        taken: u64,
     ) -> Result<SubmitOutcome<Self::Work>, OperationStatus>;
 
     /// Takes a descriptor that is refused with `status`, and that was taken up at `begun` by the processor's counter. It

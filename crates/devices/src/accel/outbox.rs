@@ -51,9 +51,9 @@ impl CompletionOutbox {
         std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts an operation's end in, and wakes its reader if it sleeps.
-    pub fn put(&self, finished: FinishedJob) {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner).push(finished);
+    /// Puts operations' ends in, and wakes their reader if it sleeps.
+    pub fn put(&self, finished: impl IntoIterator<Item = FinishedJob>) {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner).extend(finished);
         self.some.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
             self.event.ring();

@@ -3,7 +3,7 @@
 use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, OperationStatus};
 
-use super::engines::{LEAST_ROOM, Portion, RunningOperation, Spare};
+use super::engines::{self, LEAST_ROOM, OperationRequest, Portion, RunningOperation, Spare};
 
 /// Bytes that wait between two engines at most, and that an engine puts out in a step.
 const BETWEEN: usize = 16 << 10;
@@ -39,6 +39,28 @@ pub struct PipelineProgress {
 }
 
 impl Pipeline {
+    /// The engines of these operations, in order; `request` tells what each one is asked for, by its place. Those of the
+    /// operation before go on where they are the same.
+    ///
+    /// # Errors
+    /// The status that the operation ends with at once.
+    pub fn begin<'a>(
+        operations: &[Operation],
+        request: impl Fn(usize) -> OperationRequest<'a>,
+        spare: &mut Spare,
+    ) -> Result<Pipeline, OperationStatus> {
+        let mut pipeline = spare.take_pipeline();
+        if pipeline.is_renewed(operations, &request) {
+            return Ok(pipeline);
+        }
+        pipeline.dissolve(spare);
+        for (nth, operation) in operations.iter().enumerate() {
+            let engine = engines::begin(*operation, &request(nth), spare)?;
+            pipeline.push(*operation, engine, spare.take_buffer());
+        }
+        Ok(pipeline)
+    }
+
     /// Adds an engine behind those that there are. `buffer` is memory for its input.
     pub fn push(
         &mut self,
@@ -60,10 +82,39 @@ impl Pipeline {
 
     /// Leaves engines and memory, so that the next operation need not begin with new ones.
     pub fn leave(self, spare: &mut Spare) {
-        for stage in self.stages {
+        spare.put_pipeline(self);
+    }
+
+    /// Takes all engines out and leaves them, each by itself.
+    pub fn dissolve(&mut self, spare: &mut Spare) {
+        for stage in self.stages.drain(..) {
             spare.put(stage.operation, stage.engine);
             spare.put_buffer(stage.buffer);
         }
+    }
+
+    /// Whether all of its engines are of kinds that `which` says.
+    pub fn all(&self, which: impl Fn(Operation) -> bool) -> bool {
+        self.stages.iter().all(|stage| which(stage.operation))
+    }
+
+    /// Whether it has no engines.
+    pub fn is_empty(&self) -> bool {
+        self.stages.is_empty()
+    }
+
+    /// Whether it has just these engines, and all are as ones that were just begun, after an operation that ended well.
+    fn is_renewed<'a>(
+        &mut self,
+        operations: &[Operation],
+        request: impl Fn(usize) -> OperationRequest<'a>,
+    ) -> bool {
+        let there = self.stages.iter().map(|stage| stage.operation);
+        there.eq(operations.iter().copied())
+            && self.stages.iter_mut().enumerate().all(|(nth, stage)| {
+                (stage.start, stage.end, stage.last, stage.finished) = (0, 0, false, false);
+                stage.engine.renew(&request(nth))
+            })
     }
 
     /// How much input the first engine is best fed at once.
@@ -160,7 +211,7 @@ impl Pipeline {
             }
             // What comes last may have all that it needs before a stage in front of it has found its message authentic.
             let finished = self.stages.iter().all(|stage| stage.finished);
-            if finished || !moved || self.is_empty() {
+            if finished || !moved || self.is_drained() {
                 return Ok(PipelineProgress { written, finished, hungry: !finished });
             }
             if !goes_on() {
@@ -172,7 +223,7 @@ impl Pipeline {
 
 impl Pipeline {
     /// No engine has any input, nor will one have without more for the first.
-    fn is_empty(&self) -> bool {
+    fn is_drained(&self) -> bool {
         self.stages.iter().all(|stage| stage.start == stage.end && !stage.last)
     }
 }

@@ -9,7 +9,7 @@ use rackbus_spec::accel::{OPERATIONS, Operation, OperationStatus};
 use zeroize::Zeroizing;
 
 use super::clock::thread_ns;
-use super::engines::{self, Context, OperationRequest};
+use super::engines::{Context, OperationRequest};
 use super::pipeline::Pipeline;
 use super::scratch::Scratch;
 
@@ -117,9 +117,7 @@ fn run(
     let request =
         OperationRequest { context, length: Some(message.len()), ..OperationRequest::default() };
     let Scratch { out, spare, .. } = scratch;
-    let mut pipeline = Pipeline::default();
-    let buffer = spare.take_buffer();
-    pipeline.push(operation, engines::begin(operation, &request, spare)?, buffer);
+    let mut pipeline = Pipeline::begin(&[operation], |_| request, spare)?;
     let portion = pipeline.portion();
     let room = portion.room().min(out.len());
     let out = &mut out[..room];

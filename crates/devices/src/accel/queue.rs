@@ -143,7 +143,11 @@ impl QueuePair {
             return None;
         }
         let at = self.submission.wrapping_add(u64::from(self.head) * DESCRIPTOR_SIZE as u64);
-        let read = bus.dma.read_obj(at);
+        let near = bus.dma.slice_if_mapped(at, DESCRIPTOR_SIZE, Access::READ);
+        let read = match near.and_then(|place| place.read_obj(0)) {
+            Some(descriptor) => Ok(descriptor),
+            None => bus.dma.read_obj(at),
+        };
         if read.is_err() {
             self.state = queue_state::ERROR;
         }

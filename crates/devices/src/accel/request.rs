@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use rackbus_memory::{Access, DmaSpace};
+use rackbus_memory::{Access, DmaSlice, DmaSpace};
 use rackbus_spec::accel::{
     Descriptor, LONGEST_WAIT, Operation, OperationStatus, SEGMENTS, STAGES, SglEntry,
 };
 
 use super::LARGEST;
 use super::contexts::Contexts;
-use super::engines::{self, Context, OperationRequest, Spare, takes_associated, takes_nonce};
+use super::engines::{Context, OperationRequest, Spare, takes_associated, takes_nonce};
 use super::gather::Gather;
 use super::pipeline::Pipeline;
 
@@ -123,16 +123,13 @@ pub fn start(
     spare: &mut Spare,
 ) -> Result<Pipeline, OperationStatus> {
     let Descriptor { nonce, associated, input_length, .. } = *descriptor;
-    let mut pipeline = Pipeline::default();
-    for (nth, (operation, context)) in plan.operations().iter().zip(contexts).enumerate() {
+    let request = |nth: usize| {
         let associated = if nth == 0 { associated } else { 0 };
-        let context = context.as_ref();
+        let context = contexts.get(nth).and_then(Option::as_ref);
         let length = (nth == 0).then_some(input_length as usize);
-        let request = OperationRequest { nonce, associated, context, done, length };
-        let engine = engines::begin(*operation, &request, spare)?;
-        pipeline.push(*operation, engine, spare.take_buffer());
-    }
-    Ok(pipeline)
+        OperationRequest { nonce, associated, context, done, length }
+    };
+    Pipeline::begin(plan.operations(), request, spare)
 }
 
 /// The memory of a descriptor's input and output, all of it.
@@ -147,6 +144,27 @@ pub fn memory(
     let input = range(dma, input, input_length, descriptor.input_segments, Access::READ)?;
     let output = range(dma, output, output_length, descriptor.output_segments, Access::WRITE)?;
     Ok((input, output))
+}
+
+/// The same where each of the two is in one place: borrowed, as long as nothing is mapped otherwise.
+pub fn borrowed_memory<'a>(
+    dma: &'a DmaSpace,
+    descriptor: &Descriptor,
+) -> Option<(DmaSlice<'a>, DmaSlice<'a>)> {
+    let Descriptor { input, output, input_length, output_length, .. } = *descriptor;
+    if has_lists(descriptor) {
+        return None;
+    }
+    let place = |address, length: u32, access| match length {
+        0 => Some(DmaSlice::default()),
+        _ => dma.slice_if_mapped(address, length as usize, access),
+    };
+    Some((place(input, input_length, Access::READ)?, place(output, output_length, Access::WRITE)?))
+}
+
+/// Whether a descriptor's input or output is in several places.
+pub fn has_lists(descriptor: &Descriptor) -> bool {
+    descriptor.input_segments > 0 || descriptor.output_segments > 0
 }
 
 fn range(

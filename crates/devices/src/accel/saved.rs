@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zerocopy::transmute;
 
-use super::function::{Front, PendingOperation};
+use super::function::{DescriptorOutcome, Front, PendingOperation};
 use super::job::FinishedJob;
 use super::medium::{MOST, Medium, OperationOrder, SubmitOutcome};
 use super::queue::QueuePair;
@@ -191,8 +191,8 @@ impl<M: Medium> Front<M> {
             let ended = match begun
                 .map(|begun: SubmitOutcome<_>| self.note(bus, number, (queue, &descriptor), begun))
             {
-                Ok(None) => None,
-                Ok(Some(value)) => Some((OperationStatus::Success, value)),
+                Ok(DescriptorOutcome::Over(value)) => Some((OperationStatus::Success, value)),
+                Ok(DescriptorOutcome::UnderWay | DescriptorOutcome::Ended(_)) => None,
                 Err(status) => Some((status, 0)),
             };
             if let Some((status, value)) = ended {

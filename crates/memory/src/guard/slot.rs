@@ -61,6 +61,7 @@ impl GuardSlot {
     }
 
     /// Whether the range's file became shorter than the range.
+    #[inline]
     pub(crate) fn truncated(&self) -> bool {
         self.state.load(Ordering::Relaxed) == TRUNCATED
     }

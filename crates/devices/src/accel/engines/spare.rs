@@ -3,14 +3,17 @@
 
 use rackbus_spec::accel::{OPERATIONS, Operation, STAGES};
 
+use super::super::pipeline::Pipeline;
 use super::{OperationRequest, RunningOperation};
 
-/// Engines of one thread that wait for their next operation: one of each kind at most, so that their memory is
-/// bounded whatever tenants do; and the memory between engines.
+/// Engines of one thread that wait for their next operation: those of the one that ended last, and one of each kind at
+/// most, so that their memory is bounded whatever tenants do; and the memory between engines.
 #[derive(Default)]
 pub struct Spare {
     engines: [Option<Box<dyn RunningOperation>>; OPERATIONS.len() + 1],
     buffers: Vec<Vec<u8>>,
+    /// The engines of the operation that ended last, as they were.
+    pipeline: Pipeline,
 }
 
 impl Spare {
@@ -38,6 +41,22 @@ impl Spare {
         if self.buffers.len() < STAGES {
             self.buffers.push(buffer);
         }
+    }
+
+    /// Keeps the engines of an operation that has ended well, of the kinds that are kept.
+    pub fn put_pipeline(&mut self, mut pipeline: Pipeline) {
+        if !pipeline.all(is_kept) {
+            pipeline.dissolve(self);
+        }
+        if !self.pipeline.is_empty() {
+            std::mem::take(&mut self.pipeline).dissolve(self);
+        }
+        self.pipeline = pipeline;
+    }
+
+    /// The engines of the operation that ended last, if they were kept.
+    pub fn take_pipeline(&mut self) -> Pipeline {
+        std::mem::take(&mut self.pipeline)
     }
 
     /// Memory between engines, with anything in it.

@@ -1,30 +1,30 @@
 //! The engines of the same process.
 
+mod begin;
 mod work;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use rackbus_memory::ticks;
 use rackbus_memory::{Carried, CarriedSession, DmaSpace, Handles, InheritedEnd};
 use rackbus_pci::{Bus, MediumOffer, MediumRefused, Operations, Work as Polled};
 use rackbus_qos::{ServiceLevel, TenantId, Usage};
-use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
+use rackbus_spec::accel::{Descriptor, Operation, OperationStatus, STAGES};
 use serde::{Deserialize, Serialize};
-use zeroize::Zeroizing;
 
 use super::super::at_once::{Attempt, OwnEngine, ShortOperation};
 use super::super::clock::thread_ns;
-use super::super::contexts::{ContextState, Contexts, LARGEST_CONTEXT};
-use super::super::engines::{Context, wipe_stack};
+use super::super::contexts::{ContextState, Contexts};
+use super::super::engines::wipe_stack;
 use super::super::function::AcceleratorError;
-use super::super::gather::Gather;
+use super::super::gather::{Gather, MessageMemory};
 use super::super::job::{self, EngineJob, FinishedJob, JobEngines};
 use super::super::outbox::CompletionOutbox;
 use super::super::pool::EnginePool;
 use super::super::profile::rentable;
-use super::super::request::{self, CheckedDescriptor, StageContexts};
+use super::super::request;
 use super::super::{CLASS, MediumError};
 use super::port::AcceleratorPortState;
 use super::{
@@ -32,6 +32,7 @@ use super::{
     SubmitOutcome,
 };
 
+pub use begin::OrderMemory;
 pub use work::LocalWork;
 
 /// Operations of a function before the engines at most: each has the memory that it is about mapped.
@@ -57,6 +58,9 @@ pub struct Local {
     left_keys: bool,
     /// When the making of a context ended, which failed and is charged; until that is refused.
     charged_until: Option<u64>,
+    /// What the last descriptor cost by the profiles, by its operations and the bytes of its input: the next one is mostly
+    /// alike.
+    costed: Option<(([u8; STAGES], u32), f64)>,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
@@ -117,6 +121,7 @@ impl Local {
             contexts: Contexts::default(),
             left_keys: false,
             charged_until: None,
+            costed: None,
             begun: Vec::new(),
             numbers: 0,
             recorded: Usage::default(),
@@ -124,118 +129,6 @@ impl Local {
             files: Vec::new(),
             session: None,
         })
-    }
-
-    /// Begins an operation that was not begun before, where its message is no longer than the tenant's level says.
-    ///
-    /// # Errors
-    /// The status that it ends with at once.
-    pub(super) fn begin_first(
-        &mut self,
-        order: &OperationOrder<'_>,
-        memory: impl FnOnce() -> Result<(Gather, Gather), OperationStatus>,
-    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
-        let first = order.plan.operations()[0];
-        let is_message = !matches!(first, Operation::CreateContext | Operation::DestroyContext);
-        if is_message && order.descriptor.input_length > self.largest.load(Ordering::Relaxed) {
-            return Err(OperationStatus::InvalidField);
-        }
-        self.start(order, memory()?, 0)
-    }
-
-    /// Begins an operation on this memory, of which `done` bytes were done in an earlier life.
-    pub(super) fn start(
-        &mut self,
-        order: &OperationOrder<'_>,
-        memory: (Gather, Gather),
-        done: usize,
-    ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
-        let OperationOrder { descriptor, plan, .. } = *order;
-        match plan.operations() {
-            [Operation::CreateContext, of] => {
-                // Patterns may take long to compile: not with an engine in hand that others wait for.
-                self.own.release(&self.pool);
-                let created = self.create_context(*of, &memory.0);
-                return created.map(|handle| SubmitOutcome::Over(handle.into()));
-            }
-            [Operation::DestroyContext] => {
-                let there = self.contexts.destroy(descriptor.contexts[0]);
-                return if there {
-                    Ok(SubmitOutcome::Over(0))
-                } else {
-                    Err(OperationStatus::InvalidContext)
-                };
-            }
-            _ => {}
-        }
-        let contexts = request::contexts(plan, descriptor, &self.contexts)?;
-        let profile_ns = self.profile_ns(plan, descriptor);
-        let mut engines = None;
-        if done == 0 && self.begun.is_empty() {
-            let (number, kind) = (order.number, descriptor.stages[0]);
-            let begun = ticks::now();
-            let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
-            let start = |spare: &mut _| request::start(plan, descriptor, &contexts, 0, spare);
-            match self.own.run((&self.pool, self.tenant), short, start) {
-                Attempt::Ended(finished, time) => return Ok(SubmitOutcome::Ended(finished, time)),
-                Attempt::Left(course, engine_ns) => {
-                    engines = Some(JobEngines::Running(course, engine_ns));
-                }
-                Attempt::Refused => {}
-            }
-        }
-        Ok(SubmitOutcome::Work(self.put(order, memory, contexts, (engines, profile_ns), done)))
-    }
-
-    /// Keeps an operation for the engines, which have done some of it where there are any.
-    fn put(
-        &mut self,
-        order: &OperationOrder<'_>,
-        memory: (Gather, Gather),
-        contexts: StageContexts,
-        (engines, profile_ns): (Option<JobEngines>, f64),
-        done: usize,
-    ) -> LocalWork {
-        let OperationOrder { number, descriptor, plan, .. } = *order;
-        let handles = descriptor.contexts.into_iter();
-        let used = handles.zip(&contexts).filter_map(|(h, context)| Some((h, context.clone()?)));
-        let used: Vec<(u16, Arc<Context>)> = used.collect();
-        self.left_keys |= used.iter().any(|(_, used)| matches!(**used, Context::Key(_)));
-        let engines = engines.unwrap_or_else(|| {
-            let (plan, descriptor) = (*plan, *descriptor);
-            let start =
-                move |spare: &mut _| request::start(&plan, &descriptor, &contexts, done, spare);
-            JobEngines::Waiting(Box::new(start), done)
-        });
-        let done = match &engines {
-            JobEngines::Running(course, _) => course.read,
-            _ => done,
-        };
-        let kind = descriptor.stages[0];
-        let input = job::JobInput { number, kind, profile_ns, engines, memory };
-        let job = Arc::new(EngineJob::new(input, self.outbox.clone()));
-        self.begun.push((job.clone(), done));
-        LocalWork { job, refused: None, contexts: used }
-    }
-
-    /// What the profiles say that a descriptor costs, before anything is known of its content.
-    fn profile_ns(&self, plan: &CheckedDescriptor, from: &Descriptor) -> f64 {
-        let length = from.input_length.into();
-        plan.operations().iter().map(|operation| self.pool.cost_ns(*operation, length)).sum()
-    }
-
-    fn create_context(&mut self, of: Operation, input: &Gather) -> Result<u16, OperationStatus> {
-        if input.len() > LARGEST_CONTEXT as usize {
-            return Err(OperationStatus::InvalidField);
-        }
-        let mut data = Zeroizing::new(vec![0; input.len()]);
-        input.read(0, &mut data);
-        // Compiling patterns takes as long as engines take for many messages: it is charged like them.
-        let before = thread_ns();
-        let created = self.contexts.create(of, data);
-        self.pool.charge(self.tenant, thread_ns().saturating_sub(before));
-        self.charged_until = created.is_err().then(ticks::now);
-        created
     }
 
     /// Whether one of the contexts of work is not what its handle names any more.
@@ -308,16 +201,9 @@ impl Medium for Local {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
+        taken: u64,
     ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
-        let Descriptor { input_segments, output_segments, .. } = *order.descriptor;
-        if input_segments > 0 || output_segments > 0 {
-            // Nor do long lists keep others waiting.
-            self.own.release(&self.pool);
-        }
-        self.begin_first(order, || match order.plan.operations()[0] {
-            Operation::DestroyContext => Ok(Default::default()),
-            _ => request::memory(dma, order.descriptor),
-        })
+        self.begin_first(order, OrderMemory::Mapped(dma), taken)
     }
 
     fn may_create(&mut self) -> bool {
@@ -334,8 +220,8 @@ impl Medium for Local {
         let memory = <(Gather, Gather)>::default();
         if self.begun.is_empty() {
             let (kind, profile_ns) = (REFUSED, 0.0);
-            let short = ShortOperation { number, kind, profile_ns, memory: &memory, begun };
-            let outcome = self.own.run((&self.pool, self.tenant), short, |_| Err(status));
+            let short = ShortOperation { number, kind, profile_ns, begun };
+            let outcome = self.own.run((&self.pool, self.tenant), short, &memory, |_| Err(status));
             if let Attempt::Ended(finished, time) = outcome {
                 return SubmitOutcome::Ended(finished, time);
             }
@@ -518,8 +404,7 @@ impl Medium for Local {
         if saved.orphaned {
             return Err(OperationStatus::InvalidContext);
         }
-        let memory = request::memory(dma, order.descriptor)?;
-        self.start(order, memory, saved.done as usize)
+        self.start(order, OrderMemory::Mapped(dma), (saved.done as usize, ticks::now()))
     }
 }
 

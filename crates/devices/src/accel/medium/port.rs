@@ -17,11 +17,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::QUEUES;
 use super::super::function::count;
-use super::super::gather::Gather;
+use super::super::gather::{Gather, MessageMemory};
 use super::super::job::FinishedJob;
 use super::super::request::check;
 use super::super::waiting;
-use super::local::{Local, LocalWork};
+use super::local::{Local, LocalWork, OrderMemory};
 use super::{
     Answer, Ask, LAYOUT, Medium, OperationOrder, RefusedDescriptor, SLOTS, STOP, SubmitOutcome,
     input_tag, kind, output_tag,
@@ -297,9 +297,10 @@ impl AcceleratorPort {
                     return false;
                 }
                 let (number, since) = (local.number(), ticks::now());
-                let begun = self.begin(local, number, ask, begins).unwrap_or_else(|status| {
-                    local.refuse(RefusedDescriptor { number, begun: since }, status)
-                });
+                let begun =
+                    self.begin(local, number, ask, (begins, since)).unwrap_or_else(|status| {
+                        local.refuse(RefusedDescriptor { number, begun: since }, status)
+                    });
                 match begun {
                     SubmitOutcome::Work(work) => {
                         let kept = Slot { number, ask: *ask, work, begun: bus.user.ticks() };
@@ -324,7 +325,7 @@ impl AcceleratorPort {
         local: &mut Local,
         number: u64,
         ask: &Ask,
-        begins: Begins,
+        (begins, taken): (Begins, u64),
     ) -> Result<SubmitOutcome<LocalWork>, OperationStatus> {
         let descriptor = ask.descriptor();
         let plan = check(&descriptor)?;
@@ -339,8 +340,8 @@ impl AcceleratorPort {
             plan: &plan,
         };
         let begun = match begins {
-            Begins::First => local.begin_first(&order, || Ok(memory)),
-            Begins::Again => local.start(&order, memory, 0),
+            Begins::First => local.begin_first(&order, OrderMemory::Held(memory), taken),
+            Begins::Again => local.start(&order, OrderMemory::Held(memory), (0, taken)),
         };
         if plan.operations()[0] == Operation::CreateContext
             && let Some((input, _)) = self.memory(ask)

@@ -12,6 +12,7 @@ use rackbus_spec::accel::{Descriptor, Operation, OperationStatus};
 use serde::{Deserialize, Serialize};
 
 use super::super::contexts::LARGEST_CONTEXT;
+use super::super::gather::MessageMemory;
 use super::super::job::FinishedJob;
 use super::super::{MediumError, request};
 use super::{
@@ -255,6 +256,7 @@ impl Medium for RemoteMedium {
         &mut self,
         dma: &DmaSpace,
         order: &OperationOrder<'_>,
+        _taken: u64,
     ) -> Result<SubmitOutcome<RemoteWork>, OperationStatus> {
         let OperationOrder { number, queue, descriptor, plan } = *order;
         let length = descriptor.input_length;

@@ -29,17 +29,14 @@ pub struct HeldTurn {
     pub rate: TickRate,
     /// The processor's counter when it was taken.
     pub begun: u64,
+    /// It lasts so many ticks of that counter.
+    pub budget_ticks: u64,
 }
 
 impl HeldTurn {
     /// Whether an operation of this kind, which costs so much by its profile, is to be done in it.
     pub fn takes(&self, kind: u8, profile_ns: f64) -> bool {
         self.kind == kind && profile_ns * self.factor <= self.short_ns && self.turn.goes_on()
-    }
-
-    /// The turn lasts so many ticks of the processor's counter.
-    pub fn budget_ticks(&self) -> u64 {
-        self.rate.ticks(self.turn.budget_ns)
     }
 
     /// Something of an operation was done: by its profile `profile_ns` of work on `ingress` bytes. It has ended with
@@ -86,8 +83,20 @@ impl PoolEngines {
         let turn = shared.sharing.open(tenant, self.now_ns())?;
         shared.busy += 1;
         let rate = self.rate();
+        let budget_ticks = rate.ticks(turn.budget_ns);
         let (profile_ns, failed, engine_ns) = (0.0, 0, 0);
-        Some(HeldTurn { turn, kind, factor, profile_ns, failed, engine_ns, short_ns, rate, begun })
+        Some(HeldTurn {
+            turn,
+            kind,
+            factor,
+            profile_ns,
+            failed,
+            engine_ns,
+            short_ns,
+            rate,
+            begun,
+            budget_ticks,
+        })
     }
 
     /// Gives the engine back, after so much engine time.

@@ -127,8 +127,12 @@ impl PoolEngines {
         if failures > 0 {
             self.lock().failed += failures as u64;
         }
-        for (job, end) in finished {
-            job.outbox.put(end);
+        // Those of a turn are of one tenant, and go to where it takes them together.
+        let same = |(one, _): &(&Arc<EngineJob>, _), (next, _): &(&Arc<EngineJob>, _)| {
+            Arc::ptr_eq(&one.outbox, &next.outbox)
+        };
+        for together in finished.chunk_by(same) {
+            together[0].0.outbox.put(together.iter().map(|(_, end)| *end));
         }
     }
 

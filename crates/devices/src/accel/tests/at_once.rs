@@ -11,13 +11,13 @@ fn a_short_operation_is_done_by_who_takes_it_unless_the_engines_are_busy() {
     for tenant in [1, 2] {
         pool.set_level(TenantId(tenant), None).unwrap();
     }
-    let memory = (Gather::default(), Gather::default());
+    let memory: (Gather, Gather) = Default::default();
     let mut own = OwnEngine::default();
     let mut attempt = |tenant: u32, profile_ns: f64, engine: Box<dyn RunningOperation>| {
         let begun = rackbus_memory::ticks::now();
-        let short = ShortOperation { number: 7, kind: 3, profile_ns, memory: &memory, begun };
+        let short = ShortOperation { number: 7, kind: 3, profile_ns, begun };
         let start = |_: &mut Spare| Ok(pipeline(Operation::Sha256, engine));
-        let attempt = own.run((&pool, TenantId(tenant)), short, start);
+        let attempt = own.run((&pool, TenantId(tenant)), short, &memory, start);
         own.release(&pool);
         match attempt {
             Attempt::Ended(finished, _) => Some(finished.status),

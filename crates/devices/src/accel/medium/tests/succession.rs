@@ -1,5 +1,6 @@
 //! Either end goes on in another process, is lost, or is taken back, with operations under way.
 
+use super::super::local::OrderMemory;
 use super::*;
 
 #[test]
@@ -113,7 +114,11 @@ fn a_tenant_that_goes_holds_no_engine() {
         Descriptor { stages: [Operation::Copy as u8, 0, 0, 0], ..Descriptor::default() };
     let plan = super::super::super::request::check(&descriptor).unwrap();
     let order = OperationOrder { number: 1, queue: 0, descriptor: &descriptor, plan: &plan };
-    let begun = local.start(&order, Default::default(), 0);
+    let begun = local.start(
+        &order,
+        OrderMemory::Held(Default::default()),
+        (0, rackbus_memory::ticks::now()),
+    );
     assert!(matches!(begun, Ok(SubmitOutcome::Ended(..))), "it is not done at once");
     local.clear();
     assert!(pool.hold(TenantId(9), 3, 0.0, rackbus_memory::ticks::now()).is_some());
