@@ -297,6 +297,77 @@ fn openssl_encrypts_the_same_in_counter_mode() {
     }
 }
 
+/// Which lines have a match of which pattern.
+#[test]
+fn grep_finds_the_same_lines() {
+    const PATTERNS: [&str; 10] = [
+        "needle",
+        "^GET /[a-z]+ ",
+        "[0-9]{3,}$",
+        "(?i)error|warn(ing)?",
+        "\\b10\\.[0-9]{1,3}\\.0\\b",
+        "a.c.e",
+        "x*yz+",
+        "(ab|ba){2,3}c?",
+        "^$",
+        "\\x09[[:upper:]]",
+    ];
+    let words = [
+        "needle",
+        "GET /index ",
+        " GET /a ",
+        "1234",
+        "12",
+        "ERROR",
+        "Warning",
+        "10.7.0",
+        "10.7.05",
+        "abcde",
+        "a\nc",
+        "xxyzz",
+        "yz",
+        "ababbac",
+        "abc",
+        "\tX",
+        "\tx",
+        "\n",
+        "\n\n",
+        "é",
+        "\r",
+    ];
+    let mut state = 7u32;
+    let text: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        words[(state >> 16) as usize % words.len()]
+    })
+    .take(20_000)
+    .collect();
+    let text = text.trim_end();
+    // Of the whole message, where a line begins and ends is what the engine is asked for by `(?m)`, and `\b` is of ASCII.
+    let ours = PATTERNS.map(|pattern| format!("(?m-u){pattern}")).join("\n");
+    let patterns = context(Operation::RegexScan, ours.as_bytes());
+    let request = OperationRequest { context: Some(&patterns), ..OperationRequest::default() };
+    let matches = whole(Operation::RegexScan, &request, text.as_bytes()).unwrap();
+    let breaks: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+    let line_of = |place: usize| breaks.partition_point(|at| *at < place) + 1;
+    let mut found = vec![std::collections::BTreeSet::new(); PATTERNS.len()];
+    for one in matches.chunks_exact(16) {
+        let [pattern, place] =
+            [0, 8].map(|at| u64::from_le_bytes(one[at..at + 8].try_into().unwrap()) as usize);
+        found[pattern].insert(line_of(place));
+    }
+    for (nth, pattern) in PATTERNS.iter().enumerate() {
+        let Some(said) = through("grep", &["-anP", "--", pattern], text.as_bytes()) else { return };
+        let number = |line: &[u8]| {
+            let digits = line.split(|byte| *byte == b':').next().unwrap();
+            std::str::from_utf8(digits).unwrap().parse::<usize>().unwrap()
+        };
+        let lines = said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(number);
+        assert!(found[nth].iter().copied().eq(lines), "{pattern}: {} lines", found[nth].len());
+        assert!(!found[nth].is_empty());
+    }
+}
+
 proptest! {
     /// An engine that was used before puts out what a new one does, also of a message of which it knows the length, and
     /// after one that failed.
