@@ -125,12 +125,12 @@ async fn withdraw(
 
 /// Has the running rack be that of another rack file, which lists its devices as they are now.
 ///
-/// Compositions are those of the file from then on. Devices join and leave by `/v1/sections` before. To follow the same
-/// file again changes nothing. A rack whose hosts are machines of their own follows none.
+/// Compositions, hosts and the fabric are those of the file from then on. Devices of hosts that stay join and leave by
+/// `/v1/sections` before. To follow the same file again changes nothing. A rack whose hosts are machines of their own follows none.
 #[utoipa::path(put, path = "/v1/rack", request_body = RackFile, responses((status = 200, body = RackStatus),
     (status = 400, body = ApiError, description = "It is no rack file, or this rack follows none"),
-    (status = 409, body = ApiError, description = "A composition that it changes is borrowed, or one of a name was saved"),
-    (status = 422, body = ApiError, description = "It has other hosts, or devices that differ from those of the rack")))]
+    (status = 409, body = ApiError, description = "A composition that it changes is borrowed, one of a name was saved, or a host that it has no more is in use"),
+    (status = 422, body = ApiError, description = "It is of another rack, or has devices that differ from those of the rack")))]
 async fn follow(
     State(service): Shared,
     Json(file): Json<RackFile>,

@@ -46,7 +46,7 @@ pub mod share;
 pub mod under_way;
 
 pub use authority::{
-    Authority, Availability, BorrowRefused, Config, Decision, EndReason, FunctionRecord,
+    Authority, Availability, BorrowRefused, Config, Decision, EndReason, FunctionRecord, HostInUse,
     HostRecord, LeaseRecord, LeaseState, Record, ReturnRefused,
 };
 pub use borrower::{Borrower, BorrowerAction, FrontRefused};

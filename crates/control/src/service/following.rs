@@ -2,16 +2,20 @@
 //!
 //! Devices join and leave by requests of their own, of which each is answered when its node has done it. A file is
 //! followed when that has happened: it then lists the devices as the rack has them, and what else it says of the rack
-//! (compositions) holds from then on.
+//! (compositions, hosts) holds from then on. Hosts that it lists no more leave with all they have, and are refused where
+//! somebody else is concerned; new ones are known, and join when their nodes are heard.
 
-use rackbus_lease::CompositionRecord;
+use std::collections::BTreeSet;
+
+use rackbus_lease::{CompositionRecord, HostInUse};
 
 use super::compositions::live;
 use super::sections::DescribedDevice;
 use super::writer::NewRackFile;
 use super::{Inventory, Service, WriterRequest, WriterShared, problem};
-use crate::api::{ApiError, RackStatus};
+use crate::api::{ApiError, EventKind, RackStatus};
 use crate::blocking::blocking;
+use crate::events::Draft;
 use crate::offers::SectionState;
 
 /// Bytes of the longest rack file that is followed.
@@ -21,14 +25,9 @@ impl WriterShared {
     /// Whether the rack, as it is, can be that of a file that lists `after`.
     pub(super) fn check_follows(&self, after: &Inventory) -> Result<(), ApiError> {
         let before = self.inventory();
-        if after.rack != before.rack || after.hosts != before.hosts {
-            let error = format!(
-                "rack {} has the hosts {}, and the file is that of {} with {}",
-                before.rack,
-                before.hosts.join(", "),
-                after.rack,
-                after.hosts.join(", ")
-            );
+        if after.rack != before.rack {
+            let error =
+                format!("this is rack {}, and the file is that of {}", before.rack, after.rack);
             let help = "stop the rack with `rackbus down` and start it with that file";
             return Err(problem("contradiction", error, help));
         }
@@ -45,7 +44,10 @@ impl WriterShared {
             let section = self.section(&known, key);
             section.is_none_or(|it| it.state == SectionState::Withdrawn)
         };
-        for (key, is) in &before.sections {
+        // With their hosts, devices come and go.
+        let stays =
+            |key: &&(String, String)| before.hosts.contains(&key.0) && after.hosts.contains(&key.0);
+        for (key, is) in before.sections.iter().filter(|(key, _)| stays(key)) {
             let same = |it: &DescribedDevice| it.text == is.text && it.functions == is.functions;
             match after.sections.get(key) {
                 Some(wanted) if same(wanted) => {}
@@ -60,7 +62,8 @@ impl WriterShared {
                 None => return refused(key, "is not in the file", "withdraw it first"),
             }
         }
-        match after.sections.keys().find(|key| !before.sections.contains_key(*key)) {
+        let mut listed = after.sections.keys().filter(stays);
+        match listed.find(|key| !before.sections.contains_key(*key)) {
             Some(key) => refused(key, "is not in the rack", "offer it first"),
             None => Ok(()),
         }
@@ -92,9 +95,47 @@ impl WriterShared {
     }
 }
 
+/// How hosts come and go with a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct HostsChange {
+    /// Those that the file has no more.
+    pub left: BTreeSet<String>,
+    /// Those that it has for the first time.
+    pub joined: BTreeSet<String>,
+}
+
+impl HostsChange {
+    pub(super) fn between(before: &Inventory, after: &Inventory) -> HostsChange {
+        let only = |one: &Inventory, other: &Inventory| {
+            one.hosts.iter().filter(|host| !other.hosts.contains(host)).cloned().collect()
+        };
+        HostsChange { left: only(before, after), joined: only(after, before) }
+    }
+
+    /// What is told of it.
+    pub(super) fn events(&self) -> Vec<Draft> {
+        let told = |host: &String, what: &str| {
+            Draft::of_host(EventKind::Access, Some(host), format!("host {host} {what}"))
+        };
+        let left = self.left.iter().map(|host| told(host, "left the rack"));
+        left.chain(self.joined.iter().map(|host| told(host, "joined the rack"))).collect()
+    }
+}
+
+/// The refusal of a host's leaving, as it is answered.
+pub(super) fn host_in_use(refused: &HostInUse) -> ApiError {
+    let error = format!("a host that the file has no more is in use: {refused}");
+    let (holder, lease) = match refused {
+        HostInUse::Lends { borrower, lease, .. } => (Some(borrower.clone()), Some(*lease)),
+        HostInUse::Borrows { host, lease, .. } => (Some(host.clone()), Some(*lease)),
+        HostInUse::Shares { .. } | HostInUse::Composed { .. } => (None, None),
+    };
+    ApiError { holder, lease, ..problem("held", error, "end that first; nothing was changed") }
+}
+
 impl Service {
-    /// Has the rack be that of a file with this text, which lists its devices as they are now; how it is then. To
-    /// follow the same file again changes nothing.
+    /// Has the rack be that of a file with this text, which lists its devices as they are now; how it is then. Hosts that
+    /// it has no more leave the rack in the same step. To follow the same file again changes nothing.
     ///
     /// # Errors
     /// [`ApiError`], which says what differs; nothing changes then.

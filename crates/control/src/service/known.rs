@@ -115,6 +115,7 @@ impl RackState {
         for record in records {
             match record {
                 Record::Host(host) => drop(self.hosts.insert(host.host.clone(), host)),
+                Record::HostRemoved { host } => self.forget_host(&host),
                 Record::Function(f) => drop(self.functions.insert(f.function.clone(), f)),
                 Record::Lease(lease) => drop(self.leases.insert(lease.lease, lease)),
                 Record::Forgotten { lease } => drop(self.leases.remove(&lease)),
@@ -128,6 +129,16 @@ impl RackState {
                 Record::NextLease { .. } => {}
             }
         }
+    }
+
+    /// A host left the rack: its node is cut off, and what is remembered is of no other host of its name.
+    fn forget_host(&mut self, host: &str) {
+        self.hosts.remove(host);
+        self.heard.remove(host);
+        self.nodes.remove(host);
+        self.overruns.remove(host);
+        self.reports.remove(host);
+        self.told_ntbs.remove(host);
     }
 
     /// Sends what is to be said now that it is stored and known.

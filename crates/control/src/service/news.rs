@@ -17,7 +17,7 @@ use crate::events::{Draft, is_told_by_share};
 /// The newest records that are decided and not known yet; nothing where one is removed.
 #[derive(Debug, Default)]
 pub(super) struct DecidedRecords {
-    hosts: BTreeMap<String, HostRecord>,
+    hosts: BTreeMap<String, Option<HostRecord>>,
     functions: BTreeMap<FunctionId, FunctionRecord>,
     leases: BTreeMap<LeaseId, Option<LeaseRecord>>,
     devices: BTreeMap<(String, String), Option<DeviceChange>>,
@@ -27,7 +27,8 @@ pub(super) struct DecidedRecords {
 impl DecidedRecords {
     fn note(&mut self, record: &Record) {
         match record {
-            Record::Host(host) => drop(self.hosts.insert(host.host.clone(), host.clone())),
+            Record::Host(host) => drop(self.hosts.insert(host.host.clone(), Some(host.clone()))),
+            Record::HostRemoved { host } => drop(self.hosts.insert(host.clone(), None)),
             Record::Function(f) => drop(self.functions.insert(f.function.clone(), f.clone())),
             Record::Lease(lease) => drop(self.leases.insert(lease.lease, Some(lease.clone()))),
             Record::Forgotten { lease } => drop(self.leases.insert(*lease, None)),
@@ -75,7 +76,8 @@ impl<'a> Before<'a> {
     }
 
     fn host(self, host: &str) -> Option<&'a HostRecord> {
-        self.decided.hosts.get(host).or_else(|| self.known.hosts.get(host))
+        let decided = self.decided.hosts.get(host).map(Option::as_ref);
+        decided.unwrap_or_else(|| self.known.hosts.get(host))
     }
 
     /// Whether the device of a function was withdrawn.
@@ -129,7 +131,10 @@ impl<'a> Before<'a> {
             Record::ShareRemoved { share, reason } => {
                 self.share(*share).map(|share| Draft::of_leaving(share, reason))
             }
-            Record::NextLease { .. } | Record::Forgotten { .. } => None,
+            // A host's coming and going is told with the rack file that says so.
+            Record::NextLease { .. } | Record::Forgotten { .. } | Record::HostRemoved { .. } => {
+                None
+            }
         }
     }
 

@@ -344,6 +344,8 @@ impl Writer {
         let registers = messages.iter().any(|m| matches!(m, Message::Register { .. }));
         let from = host.clone();
         let decide = move |writer: &mut Writer| {
+            // It may have left the rack since it was asked for.
+            writer.shared.check_host(&from)?;
             // What happened is told once, however often it is decided what follows from the messages.
             let (messages, events) = (messages.clone(), std::mem::take(&mut events));
             Ok(writer.stage(|authority, now| {

@@ -275,7 +275,7 @@ impl Authority {
         self.remove_device(change);
     }
 
-    fn remove_device(&mut self, change: DeviceChange) {
+    pub(super) fn remove_device(&mut self, change: DeviceChange) {
         let key = (change.host.clone(), change.device.clone());
         let before = self.devices.remove(&key);
         self.undo.push(Undo::Device(key, before));

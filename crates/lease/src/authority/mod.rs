@@ -7,6 +7,7 @@
 mod compositions;
 mod devices;
 mod grants;
+mod hosts;
 mod levels;
 mod nodes;
 mod records;
@@ -20,6 +21,7 @@ mod undo;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use hosts::HostInUse;
 pub use records::{
     Availability, BorrowRefused, EndReason, FunctionRecord, HostRecord, LeaseRecord, LeaseState,
     Record, ReturnRefused,

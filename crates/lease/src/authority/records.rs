@@ -183,6 +183,11 @@ pub struct HostRecord {
 pub enum Record {
     /// What is known of a host's node; key `host/NAME`.
     Host(HostRecord),
+    /// A host that left the rack: to be removed.
+    HostRemoved {
+        /// Name of the host.
+        host: String,
+    },
     /// Who has a function; key `function/HOST/DEVICE`.
     Function(FunctionRecord),
     /// How far a lease has come; key `lease/NUMBER`.
@@ -229,6 +234,7 @@ impl Record {
     pub fn key(&self) -> String {
         match self {
             Record::Host(host) => format!("host/{}", host.host),
+            Record::HostRemoved { host } => format!("host/{host}"),
             Record::Function(function) => format!("function/{}", function.function),
             Record::Lease(lease) => format!("lease/{}", lease.lease),
             Record::NextLease { .. } => "next-lease".to_owned(),
@@ -247,6 +253,7 @@ impl Record {
         matches!(
             self,
             Record::Forgotten { .. }
+                | Record::HostRemoved { .. }
                 | Record::Dissolved { .. }
                 | Record::DeviceRemoved { .. }
                 | Record::ShareRemoved { .. }

@@ -39,6 +39,10 @@ impl Authority {
                     authority.contacts.insert(host.host.clone(), contact);
                     authority.hosts.insert(host.host.clone(), host);
                 }
+                Record::HostRemoved { host } => {
+                    authority.contacts.remove(&host);
+                    authority.hosts.remove(&host);
+                }
                 Record::Function(function) => {
                     authority.functions.put(function.function.clone(), Some(function));
                 }

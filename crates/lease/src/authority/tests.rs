@@ -5,6 +5,7 @@ use crate::change::{ChangeRefused, LevelChange};
 use crate::message::Placement;
 
 mod ends;
+mod hosts;
 
 fn registered(hosts: &[(&str, &[&str])]) -> Authority {
     let mut authority = Authority::new(Config::default());

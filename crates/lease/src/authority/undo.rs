@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Authority, FunctionRecord, HostRecord, LeaseRecord};
+use super::{Authority, Contact, FunctionRecord, HostRecord, LeaseRecord};
 use crate::composition::CompositionRecord;
 use crate::device::DeviceChange;
 use crate::message::{FunctionId, LeaseId, Millis};
@@ -12,6 +12,7 @@ use crate::share::ShareRecord;
 #[derive(Debug)]
 pub(super) enum Undo {
     Host(String, Option<HostRecord>),
+    Contact(String, Contact),
     Function(FunctionId, Option<FunctionRecord>),
     Lease(LeaseId, Option<LeaseRecord>),
     Deadline(LeaseId, Option<Millis>),
@@ -44,6 +45,7 @@ impl Authority {
         for change in std::mem::take(&mut self.undo).into_iter().rev() {
             match change {
                 Undo::Host(key, before) => drop(put(&mut self.hosts, key, before)),
+                Undo::Contact(key, before) => drop(self.contacts.insert(key, before)),
                 Undo::Function(key, before) => drop(self.functions.put(key, before)),
                 Undo::Lease(key, before) => drop(self.leases.put(key, before)),
                 Undo::Deadline(key, before) => drop(put(&mut self.deadlines, key, before)),
