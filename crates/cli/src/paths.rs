@@ -42,6 +42,9 @@ pub struct RunningRack {
     /// list them any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joined: Vec<String>,
+    /// Hosts whose nodes have still to go on with this file, or to be started, as `up` has them do where hosts come and go.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<String>,
 }
 
 impl RunningRack {
@@ -85,6 +88,7 @@ impl RunningRack {
             state_dir: state_dir.to_owned(),
             text,
             joined: Vec::new(),
+            behind: Vec::new(),
         })
     }
 }

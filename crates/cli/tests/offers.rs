@@ -263,7 +263,8 @@ fn what_of_a_changed_file_cannot_be_done_is_refused_whole_and_what_fails_is_undo
         assert_eq!(things(), as_it_was, "something changed");
     };
     // Beside what could be done there is something that could not.
-    refused(format!("{before}{ram}[hosts.delta]\n"), "hosts.delta");
+    let smaller = before.replace("[hosts.beta]", "[hosts.beta]\nmemory = \"64 MiB\"");
+    refused(format!("{smaller}{ram}"), "hosts.beta");
     let nic = "[hosts.beta.devices.net]\nkind = \"nic\"\nfunctions = 1\n";
     refused(format!("{before}{ram}{nic}"), "beta/net.vf1, a network function");
     // A drive's file keeps its size, which its node finds when the other devices have changed already.

@@ -40,16 +40,29 @@ pub struct NodeProcess {
 pub struct RestartRequest {
     /// The program that continues as the node: an absolute path.
     pub program: PathBuf,
+    /// The text of the rack file that it continues with; that of before where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rack: Option<String>,
+    /// It is only asked whether that can be done now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub check_only: bool,
 }
 
-/// A request to restart the node. It is answered where it is refused; otherwise the process that was asked
-/// is replaced, and the connection ends.
+impl RestartRequest {
+    /// That a node continues as `program`, in the rack that it is in.
+    pub fn of(program: PathBuf) -> RestartRequest {
+        RestartRequest { program, rack: None, check_only: false }
+    }
+}
+
+/// A request to restart the node. It is answered where it is refused, or nothing is to be done; otherwise the process that
+/// was asked is replaced, and the connection ends.
 #[derive(Debug)]
 pub struct AskedRestart {
     /// What is asked for.
     pub request: RestartRequest,
-    /// Told why it is not done.
-    pub refused: oneshot::Sender<ApiError>,
+    /// Told why it is not done, or that it could be.
+    pub answer: oneshot::Sender<Result<(), ApiError>>,
 }
 
 /// What a node answers from.
@@ -108,14 +121,14 @@ async fn restart(
     State(restarts): State<mpsc::Sender<AskedRestart>>,
     Json(request): Json<RestartRequest>,
 ) -> Result<Json<()>, ApiError> {
-    let (refused, refusal) = oneshot::channel();
+    let (answer, answered) = oneshot::channel();
     let unable = || {
         let text = "this node cannot be restarted in place".to_owned();
         problem("cannot_restart", text, "stop the rack with `rackbus down` and start it again")
     };
-    restarts.send(AskedRestart { request, refused }).await.map_err(|_| unable())?;
+    restarts.send(AskedRestart { request, answer }).await.map_err(|_| unable())?;
     // Who was asked does not return where it is done.
-    Err(refusal.await.unwrap_or_else(|_| unable()))
+    answered.await.unwrap_or_else(|_| Err(unable())).map(Json)
 }
 
 fn network_routes(network: Arc<dyn NodeNetwork>) -> Router {

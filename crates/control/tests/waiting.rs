@@ -237,7 +237,7 @@ async fn requests_for_a_restart_wait_with_their_callers() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let with_nobody = tasks();
     let client = ControlClient::new(&socket);
-    let request = |nth: usize| RestartRequest { program: Path::new("/").join(nth.to_string()) };
+    let request = |nth: usize| RestartRequest::of(Path::new("/").join(nth.to_string()));
     // The first one stays until it is the one that is looked at, and there is no room for another one.
     let first = request(0);
     let is_taken = async {

@@ -312,23 +312,23 @@ impl Agent {
             }
             under_way => under_way,
         };
-        let program = &asked.request.program;
+        let request = &asked.request;
         let refused = match (under_way, &self.hand_over) {
             (Some(error), _) => error,
             (None, None) => HandOverError::Link,
             (None, Some(hand_over)) => {
-                tracing::info!(program = %program.display(), "the node is restarted in place");
+                tracing::info!(program = %request.program.display(), "the node is restarted in place");
                 let state = AgentState {
                     incarnation: self.incarnation,
                     begun_ns: begun_ns(self.begun),
                     borrowing: self.borrower.decide(|it| it.clone()),
                 };
-                tokio::task::block_in_place(|| hand_over.perform(program, state))
+                tokio::task::block_in_place(|| hand_over.perform(request, state))
             }
         };
         tracing::warn!(error = %refused, "the node is not restarted and goes on");
         // Who asked may have gone.
-        let _ = asked.refused.send(refused.problem());
+        let _ = asked.answer.send(Err(refused.problem()));
     }
 
     /// What has to end before the node can be restarted.

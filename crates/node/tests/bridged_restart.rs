@@ -63,11 +63,11 @@ struct Program {
 }
 
 impl HandoverProgram for Program {
-    fn carried(&self) -> String {
+    fn carried(&self, _: Option<&str>) -> String {
         String::new()
     }
 
-    fn check(&self, _: &Path, versions: &StateVersions) -> Result<(), String> {
+    fn check(&self, _: &Path, versions: &StateVersions, _: Option<&str>) -> Result<(), String> {
         versions.check()
     }
 
@@ -130,7 +130,7 @@ async fn a_node_with_an_ntb_for_its_link_is_restarted_in_place() {
     .await;
 
     let node = ControlClient::new(&rack.folder.path().join("alpha").join(SOCKET));
-    let request = RestartRequest { program: "/proc/self/exe".into() };
+    let request = RestartRequest::of("/proc/self/exe".into());
     let error = node.restart_node(&request).await.unwrap_err().to_string();
     assert!(error.contains("no program"), "{error}");
     wait_until("the node has not opened the NTB again", || links.iter().all(|link| is_up(link)));

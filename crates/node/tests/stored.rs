@@ -148,7 +148,7 @@ impl Stored {
 }
 
 impl HandoverProgram for Stored {
-    fn carried(&self) -> String {
+    fn carried(&self, _: Option<&str>) -> String {
         "what the program passes on".to_owned()
     }
 
@@ -156,13 +156,13 @@ impl HandoverProgram for Stored {
         Some(self.requests.as_fd())
     }
 
-    fn check(&self, _: &Path, versions: &StateVersions) -> Result<(), String> {
+    fn check(&self, _: &Path, versions: &StateVersions, _: Option<&str>) -> Result<(), String> {
         versions.check()
     }
 
     fn replace(&self, _: &Path, parcel: OwnedFd) -> std::io::Error {
         let mut inherited = self.inherited(parcel);
-        assert_eq!(inherited.carried(), self.carried());
+        assert_eq!(inherited.carried(), self.carried(None));
         let requests = inherited.take_requests().unwrap().map(UnixListener::from);
         assert_eq!(requests.is_some(), self.version >= REQUESTS);
         let address = |it: UnixListener| it.local_addr().unwrap().as_pathname().unwrap().to_owned();
@@ -212,7 +212,7 @@ impl Nodes {
     /// Has the node of a host replaced. Who asked has no answer then.
     async fn restart(&self, host: &str) {
         let node = ControlClient::new(&self.rack.folder.path().join(host).join(SOCKET));
-        let request = RestartRequest { program: "/proc/self/exe".into() };
+        let request = RestartRequest::of("/proc/self/exe".into());
         tokio::select! {
             answer = node.restart_node(&request) => panic!("{host} is not replaced: {answer:?}"),
             () = self.replaced[host].notified() => {}

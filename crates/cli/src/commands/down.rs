@@ -62,18 +62,29 @@ pub fn stop(run_dir: &Path, output: &Output) -> Result<usize, Failure> {
     Ok(living.len())
 }
 
-/// Removes the hosts' network namespaces, as far as there are any. Programs that are in one stay there, without an
-/// interface.
+/// Removes the hosts' network namespaces, as far as there are any.
 fn remove_networks(run_dir: &Path) {
     let rack = paths::running(run_dir).and_then(|running| running.rack());
     for host in rack.iter().flat_map(|rack| &rack.hosts) {
-        let name = namespace_of(rack.as_ref().map_or("", |rack| &rack.name), &host.name);
-        if namespace::open(&name).is_ok()
-            && let Err(error) = namespace::remove(&name)
-        {
-            tracing::warn!(%error, name, "a network namespace could not be removed");
-        }
+        remove_network(rack.as_ref().map_or("", |rack| &rack.name), &host.name);
     }
+}
+
+/// Removes a host's network namespace, if there is one. Programs that are in it stay there, without an interface.
+fn remove_network(rack: &str, host: &str) {
+    let name = namespace_of(rack, host);
+    if namespace::open(&name).is_ok()
+        && let Err(error) = namespace::remove(&name)
+    {
+        tracing::warn!(%error, name, "a network namespace could not be removed");
+    }
+}
+
+/// Removes what the node of a host, which has ended, leaves while its rack runs. Its log stays, and the files of its
+/// drives.
+pub fn clean_host(run_dir: &Path, rack: &str, host: &str) {
+    remove_network(rack, host);
+    remove_sockets(&run_dir.join(host));
 }
 
 /// Removes the sockets that processes which have ended listened on, in `folder` and below it:

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rackbus_control::api::ApiError;
 use rackbus_control::node::{NodeProcess, RestartRequest};
 use rackbus_control::{ControlClient, ControlClientError};
 use serde::Serialize;
@@ -51,7 +52,7 @@ impl Args {
         let mut rows = Vec::new();
         for host in self.hosts(&run_dir)? {
             output.progress(&format!("restarting the node of {host}"));
-            let process = restart(&run_dir, &host, &program).await?;
+            let process = restart(&run_dir, &host, RestartRequest::of(program.clone())).await?;
             let pause = duration(process.pause_us as f64);
             output.progress(&format!("the node of {host} goes on after {pause}"));
             rows.push(Row { host, process });
@@ -100,15 +101,46 @@ impl Args {
     }
 }
 
-/// Has the node of `host` go on as `program`; what became of it.
-async fn restart(run_dir: &Path, host: &str, program: &Path) -> Result<NodeProcess, Failure> {
-    let client = ControlClient::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET));
-    let silent = || {
-        let error = format!("the node of {host} does not answer");
-        Failure::new(error, format!("see {}", run_dir.join(host).join("node.log").display()))
-    };
+/// Where a node answers, whose process runs on this machine.
+fn client_of(run_dir: &Path, host: &str) -> ControlClient {
+    ControlClient::new(&run_dir.join(host).join(rackbus_node::metrics::SOCKET))
+}
+
+fn silent(run_dir: &Path, host: &str) -> Failure {
+    let error = format!("the node of {host} does not answer");
+    Failure::new(error, format!("see {}", run_dir.join(host).join("node.log").display()))
+}
+
+/// What keeps the node of `host` from being restarted now as that is asked for, if anything does. Nothing changes.
+///
+/// # Errors
+/// When it does not answer.
+pub async fn obstacle(
+    run_dir: &Path,
+    host: &str,
+    request: RestartRequest,
+) -> Result<Option<ApiError>, Failure> {
+    let request = RestartRequest { check_only: true, ..request };
+    match client_of(run_dir, host).restart_node(&request).await {
+        Ok(()) => Ok(None),
+        Err(ControlClientError::Refused(refused)) => Ok(Some(refused)),
+        Err(_) => Err(silent(run_dir, host)),
+    }
+}
+
+/// Has the node of `host` go on as that is asked for; what became of it.
+///
+/// # Errors
+/// When it goes on as it was, or is gone.
+pub async fn restart(
+    run_dir: &Path,
+    host: &str,
+    request: RestartRequest,
+) -> Result<NodeProcess, Failure> {
+    let client = client_of(run_dir, host);
+    let silent = || silent(run_dir, host);
     let before = client.node_process().await.map_err(|_| silent())?;
-    match client.restart_node(&RestartRequest { program: program.to_owned() }).await {
+    match client.restart_node(&request).await {
         // It was done: whoever would answer is another program by now.
         Err(ControlClientError::Broken(_)) | Ok(()) => {}
         Err(ControlClientError::Refused(refused)) => {

@@ -1,8 +1,12 @@
 //! `rackbus up`: starts the rack on this machine, one process per host and the control plane.
 
 mod changes;
+mod fixed;
 mod following;
+mod hosts;
+mod nodes;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -28,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[command(after_help = "Examples:
   rackbus up                              the rack of ./rack.toml
   rackbus up examples/demo/rack.toml
-  rackbus up changed.toml                 of a rack that is up: devices and compositions follow the file
+  rackbus up changed.toml                 of a rack that is up: hosts, devices and compositions follow the file
   rackbus up --foreground                 stay until Ctrl-C, then stop the rack
   rackbus up --metrics 127.0.0.1:9470     for Prometheus: http://127.0.0.1:9470/metrics
   rackbus up --low-latency                keep processors awake: interrupts in 2-4 us instead of 30-60")]
@@ -86,10 +90,11 @@ impl Args {
         // From before the first process on, so that no interrupt leaves some of them behind.
         let mut requests = process::EndRequests::listen();
         let mut children = Vec::new();
+        let hosts = rack.hosts.iter().map(|host| host.name.clone()).collect();
         let client = ControlClient::new(&rackbus_node::control_socket(&run_dir));
         let outcome = match self.start(&rack, &run_dir, &mut children) {
             Ok(()) => tokio::select! {
-                outcome = ready(&client, &mut children, output) => outcome,
+                outcome = ready(&client, &hosts, &mut children, output) => outcome,
                 () = requests.wait() => {
                     Err(Failure::new("interrupted", "nothing is left running; start again"))
                 }
@@ -124,7 +129,7 @@ impl Args {
         &self,
         rack: &Rack,
         run_dir: &Path,
-        children: &mut Vec<(String, Child, PathBuf)>,
+        children: &mut Vec<StartedProcess>,
     ) -> Result<(), Failure> {
         let folder = run_dir.display().to_string();
         let log = run_dir.join("control.log");
@@ -133,18 +138,27 @@ impl Args {
         args.extend(metrics.iter().flat_map(|address| ["--metrics", address]));
         let control = process::start(&args, &log)?;
         children.push(("the control plane".to_owned(), control, log));
-        for host in rack.hosts.iter().map(|h| h.name.as_str()) {
-            paths::make_private(&run_dir.join(host))?;
-            let log = run_dir.join(host).join("node.log");
-            let mut args = vec!["node", "--host", host, "--run-dir", &folder];
-            if self.low_latency {
-                args.push("--low-latency");
-            }
-            let node = process::start(&args, &log)?;
-            children.push((format!("the node of {host}"), node, log));
+        for host in &rack.hosts {
+            children.push(start_node(&host.name, run_dir, self.low_latency)?);
         }
         Ok(())
     }
+}
+
+/// A process that was started: what it is, to people, and its log.
+type StartedProcess = (String, Child, PathBuf);
+
+/// Starts the node of a host.
+fn start_node(host: &str, run_dir: &Path, low_latency: bool) -> Result<StartedProcess, Failure> {
+    let folder = run_dir.display().to_string();
+    paths::make_private(&run_dir.join(host))?;
+    let log = run_dir.join(host).join("node.log");
+    let mut args = vec!["node", "--host", host, "--run-dir", &folder];
+    if low_latency {
+        args.push("--low-latency");
+    }
+    let node = process::start(&args, &log)?;
+    Ok((format!("the node of {host}"), node, log))
 }
 
 /// Whether the rack's control plane runs.
@@ -168,17 +182,18 @@ fn check_nothing_runs(rack: &str, run_dir: &Path) -> Result<(), Failure> {
     Err(Failure::new(error, remedy))
 }
 
-/// Waits until every host is up, or a process ends.
+/// Waits until these hosts are up, or a process ends.
 async fn ready(
     client: &ControlClient,
-    children: &mut [(String, Child, PathBuf)],
+    hosts: &BTreeSet<String>,
+    children: &mut [StartedProcess],
     output: &Output,
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + PATIENCE;
     let mut told = Instant::now();
     loop {
         if let Ok(status) = client.status().await
-            && status.hosts.iter().all(|host| host.state == HostState::Up)
+            && status.hosts.iter().all(|it| it.state == HostState::Up || !hosts.contains(&it.host))
         {
             return Ok(());
         }

@@ -29,11 +29,11 @@ impl ControlClient {
         self.get("/v1/process").await
     }
 
-    /// Asks the node whose socket is the client's to be restarted in place. Where it is done, the
+    /// Asks the node whose socket is the client's to be restarted in place, or whether it can be. Where it is done, the
     /// connection breaks off.
     ///
     /// # Errors
-    /// [`ControlClientError`]; always, as it is not answered otherwise.
+    /// [`ControlClientError`]; always where it is to be done, as it is not answered otherwise.
     pub async fn restart_node(&self, request: &RestartRequest) -> Result<(), ControlClientError> {
         self.call(Method::POST, "/v1/restart", request).await
     }

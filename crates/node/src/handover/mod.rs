@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_control::api::ApiError;
+use rackbus_control::node::RestartRequest;
 use rackbus_lease::UnderWay;
 use rackbus_link::Link;
 use rackbus_memory::Gate;
@@ -147,8 +148,8 @@ impl HandOverError {
 
 /// The program that runs the node, and is replaced by another at a handover.
 pub trait HandoverProgram: Send + Sync {
-    /// What it passes on to the program that continues.
-    fn carried(&self) -> String;
+    /// What it passes on to the program that continues, with another rack file of this text where one is named.
+    fn carried(&self, rack: Option<&str>) -> String;
 
     /// The socket at which it answers requests of its host, if it does. It is passed on, so that none is turned away
     /// meanwhile.
@@ -156,11 +157,17 @@ pub trait HandoverProgram: Send + Sync {
         None
     }
 
-    /// Whether `program` can continue as this node, with what was written in these versions.
+    /// Whether `program` can continue as this node, with what was written in these versions, and with another rack file of
+    /// this text where one is named.
     ///
     /// # Errors
     /// Why not.
-    fn check(&self, program: &Path, versions: &StateVersions) -> Result<(), String>;
+    fn check(
+        &self,
+        program: &Path,
+        versions: &StateVersions,
+        rack: Option<&str>,
+    ) -> Result<(), String>;
 
     /// Goes on as `program`, whose standard input is `parcel`. Returns only where that failed, and then
     /// nothing has changed.
@@ -253,14 +260,16 @@ impl std::fmt::Debug for HandOver {
 }
 
 impl HandOver {
-    /// Whether the node could be restarted now as `program`. Nothing changes, and nobody waits.
+    /// Whether the node could be restarted now as that is asked for. Nothing changes, and nobody waits.
     ///
     /// # Errors
     /// [`HandOverError`].
-    pub fn check(&self, program: &Path) -> Result<(), HandOverError> {
+    pub fn check(&self, request: &RestartRequest) -> Result<(), HandOverError> {
         self.listeners.as_ref().ok_or(HandOverError::Link)?;
         self.check_use()?;
-        self.program.check(program, &StateVersions::here()).map_err(HandOverError::Program)
+        let checked =
+            self.program.check(&request.program, &StateVersions::here(), request.rack.as_deref());
+        checked.map_err(HandOverError::Program)
     }
 
     /// Whether all that is in use can be passed on.
@@ -270,10 +279,10 @@ impl HandOver {
         self.segments.in_use().map_or(Ok(()), |use_| Err(HandOverError::Segments(use_)))
     }
 
-    /// Restarts the node as `program`. Returns only where that was not possible; the node has gone on
+    /// Restarts the node as that is asked for. Returns only where that was not possible; the node has gone on
     /// then.
-    pub fn perform(&self, program: &Path, agent: AgentState) -> HandOverError {
-        match self.try_perform(program, agent) {
+    pub fn perform(&self, request: &RestartRequest, agent: AgentState) -> HandOverError {
+        match self.try_perform(request, agent) {
             Ok(cause) => HandOverError::Program(cause.to_string()),
             Err(error) => error,
         }
@@ -281,7 +290,7 @@ impl HandOver {
 
     fn try_perform(
         &self,
-        program: &Path,
+        request: &RestartRequest,
         agent: AgentState,
     ) -> Result<std::io::Error, HandOverError> {
         let paused_ns = monotonic_ns();
@@ -309,7 +318,7 @@ impl HandOver {
         let requests = requests.map(|it| parcel.put(it)).transpose()?;
         let state = NodeState {
             version: VERSION,
-            carried: self.program.carried(),
+            carried: self.program.carried(request.rack.as_deref()),
             restarts: self.restarts + 1,
             paused_ns,
             saved_ns: monotonic_ns(),
@@ -326,7 +335,7 @@ impl HandOver {
         let parcel = parcel.send(&state.to_bytes()?)?;
         // Last of all: whoever speaks through them is cut off.
         let _closed = ClosedBridges::of(&*self.link);
-        Ok(self.program.replace(program, parcel))
+        Ok(self.program.replace(&request.program, parcel))
     }
 }
 

@@ -81,11 +81,13 @@ pub(super) async fn check_restarts(
 ) {
     let Some(hand_over) = hand_over else { return };
     while let Some(asked) = asked.recv().await {
-        let (hand_over, program) = (hand_over.clone(), asked.request.program.clone());
-        let checked = tokio::task::spawn_blocking(move || hand_over.check(&program)).await;
+        let (hand_over, request) = (hand_over.clone(), asked.request.clone());
+        let checked = tokio::task::spawn_blocking(move || hand_over.check(&request)).await;
         match checked {
+            // Whoever asked may have gone.
+            Ok(Ok(())) if asked.request.check_only => drop(asked.answer.send(Ok(()))),
             Ok(Ok(())) => heard.tell(AgentEvent::Restart(asked)).await,
-            Ok(Err(error)) => drop(asked.refused.send(error.problem())),
+            Ok(Err(error)) => drop(asked.answer.send(Err(error.problem()))),
             // It failed: who asked is told so when `asked` is dropped.
             Err(error) => tracing::error!(%error, "a restart could not be prepared"),
         }

@@ -119,9 +119,15 @@ impl JoinArgs {
         drop(process::hold(&pid_file, process::runs_already(&format!("the node of {host}")))?);
         std::fs::write(&file, &text).map_err(|cause| not_written(&file, &cause))?;
         let text = None;
-        let (rack_name, joined) = (rack.name.clone(), Vec::new());
-        let known =
-            RunningRack { rack: rack_name, file, state_dir: state_dir.clone(), text, joined };
+        let (rack_name, joined, behind) = (rack.name.clone(), Vec::new(), Vec::new());
+        let known = RunningRack {
+            rack: rack_name,
+            file,
+            state_dir: state_dir.clone(),
+            text,
+            joined,
+            behind,
+        };
         known.note(&run_dir)?;
         let advertised = match &self.advertise {
             Some(advertised) => advertised.clone(),

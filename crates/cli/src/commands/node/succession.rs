@@ -1,6 +1,7 @@
 //! One program goes on as the node that another one was, in the same process.
 //!
-//! The rack is not read again: the node goes on with what it was begun with, whatever became of the file.
+//! The rack file is not read again: the node goes on with what it was begun with, whatever became of the file, or with the
+//! text that whoever asks for it names (`up`, where hosts come and go).
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -127,6 +128,12 @@ pub struct NodeProgram {
 }
 
 impl NodeProgram {
+    /// What the rack is for the program that goes on: another one where the text of its file is named.
+    fn source(&self, rack: Option<&str>) -> RackSource {
+        let text = rack.map_or_else(|| self.from.text.clone(), str::to_owned);
+        RackSource { text, ..self.from.clone() }
+    }
+
     fn try_replace(&self, program: &Path, parcel: &OwnedFd) -> std::io::Result<()> {
         let text = |text: &std::ffi::OsStr| CString::new(text.as_bytes());
         let mut args = vec![text(program.as_os_str())?];
@@ -143,16 +150,21 @@ impl NodeProgram {
 }
 
 impl HandoverProgram for NodeProgram {
-    fn carried(&self) -> String {
-        serde_json::to_string(&self.from).unwrap_or_default()
+    fn carried(&self, rack: Option<&str>) -> String {
+        serde_json::to_string(&self.source(rack)).unwrap_or_default()
     }
 
     fn requests(&self) -> Option<BorrowedFd<'_>> {
         self.requests.as_ref().map(AsFd::as_fd)
     }
 
-    fn check(&self, program: &Path, versions: &StateVersions) -> Result<(), String> {
-        let question = Question { versions: versions.clone(), rack: self.from.clone() };
+    fn check(
+        &self,
+        program: &Path,
+        versions: &StateVersions,
+        rack: Option<&str>,
+    ) -> Result<(), String> {
+        let question = Question { versions: versions.clone(), rack: self.source(rack) };
         let question = serde_json::to_vec(&question).map_err(|error| error.to_string())?;
         let failed = |cause: std::io::Error| format!("{}: {cause}", program.display());
         // Files, and no pipes: whatever the program does with them, nobody waits for more than its end.

@@ -1,16 +1,12 @@
-//! What changed in the file of a rack that is up, and whether the rack can follow it.
+//! What changed of devices and compositions in the file of a rack that is up.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rackbus_control::offers::{OfferRequest, RackSection, SectionState};
 use rackbus_control::service::Sections;
-use rackbus_devices::RackDevice;
 use rackbus_devices::class::parse_rack;
-use rackbus_fabric::rack::Rack;
 use serde::Serialize;
 use toml::{Table, Value};
-
-use crate::commands::offers;
 
 /// The name that errors have for a file without what is to join.
 const INTERIM: &str = "the file without the devices that join";
@@ -35,6 +31,22 @@ pub enum ChangedPart {
     Device,
     /// A composition of the file.
     Composition,
+    /// A host, with all that it has.
+    Host,
+    /// A section of the file that is followed as a whole: `fabric`, `timing` or `share`.
+    Section,
+}
+
+impl ChangedPart {
+    /// Its word for tables, as in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            ChangedPart::Device => "device",
+            ChangedPart::Composition => "composition",
+            ChangedPart::Host => "host",
+            ChangedPart::Section => "section",
+        }
+    }
 }
 
 /// One change, as it is shown.
@@ -42,7 +54,7 @@ pub enum ChangedPart {
 pub struct FileChange {
     /// What kind of part it is.
     pub part: ChangedPart,
-    /// Its name: `HOST/DEVICE`, or that of the composition.
+    /// Its name: `HOST/DEVICE`, that of the composition or of the host, or the section's key.
     pub name: String,
     /// What becomes of it.
     pub change: ChangeKind,
@@ -60,6 +72,13 @@ impl FileChange {
                 format!("{name} is not in the file any more: it leaves the rack")
             }
             (ChangedPart::Device, ChangeKind::Added) => format!("{name} is new: it joins the rack"),
+            (ChangedPart::Host, ChangeKind::Removed) => {
+                format!(
+                    "host {name} is not in the file any more: it leaves the rack, and its node ends"
+                )
+            }
+            (ChangedPart::Host, _) => format!("host {name} is new: its node is started"),
+            (ChangedPart::Section, _) => format!("`{name}` is described otherwise"),
             (ChangedPart::Composition, ChangeKind::Changed) => {
                 format!("composition {name} is described otherwise")
             }
@@ -108,59 +127,6 @@ impl Changes {
 /// Whether the rack has the device, or is about to.
 pub fn was_there(section: &RackSection) -> bool {
     matches!(section.state, SectionState::Offered | SectionState::Joining)
-}
-
-/// A rack file that was read.
-#[derive(Debug)]
-pub struct ListedFile<'a> {
-    /// The file as it was read, which errors point into.
-    pub text: &'a str,
-    /// What is in it.
-    pub rack: &'a Rack,
-    /// Its devices, with those of classes that only the timing model has.
-    pub devices: &'a [RackDevice],
-}
-
-impl ListedFile<'_> {
-    /// The devices that can be lent, and what it says of each.
-    pub fn sections(&self) -> Sections {
-        offers::sections(self.devices, self.text)
-    }
-
-    /// Network functions and how they are described, in the order that gives them their addresses.
-    fn ports(&self) -> Vec<(String, Option<String>)> {
-        let sections = self.sections();
-        let has_port = |it: &&RackDevice| it.config.as_ref().is_some_and(|it| it.port().is_some());
-        let port = |it: &RackDevice| {
-            let (host, device) = it.section.split_once('/')?;
-            let section = sections.get(&(host.to_owned(), device.to_owned()))?;
-            Some(section.text.clone())
-        };
-        self.devices.iter().filter(has_port).map(|it| (it.function.clone(), port(it))).collect()
-    }
-}
-
-/// What of the rack cannot change while it runs, and differs, for people: nothing where `after` can be followed.
-pub fn others(before: &ListedFile<'_>, after: &ListedFile<'_>) -> Vec<String> {
-    let mut differ = differing_keys(before.text, after.text);
-    let numbers = |file: &ListedFile<'_>| -> BTreeMap<String, u32> {
-        file.rack.hosts.iter().map(|host| (host.name.clone(), host.node_id)).collect()
-    };
-    let (old, new) = (numbers(before), numbers(after));
-    for (host, number) in &new {
-        let moved = old.get(host).is_some_and(|before| before != number);
-        if moved && !differ.iter().any(|it| it.starts_with("hosts.")) {
-            differ.push(format!("the node id of host {host}"));
-        }
-    }
-    let (old, new) = (before.ports(), after.ports());
-    if old != new {
-        let changed = new.iter().find(|it| !old.contains(it));
-        let function = changed.or(old.iter().find(|it| !new.contains(it))).or(new.first());
-        let name = function.map_or("", |(name, _)| name);
-        differ.push(format!("{name}, a network function, whose addresses all hosts know"));
-    }
-    differ
 }
 
 /// What leads from the devices that are `known` to those that `after` lists, and from its compositions `before` to the
@@ -270,38 +236,10 @@ fn compositions(text: &str) -> BTreeMap<String, Value> {
     all.into_iter().filter_map(named).collect()
 }
 
-/// What of two rack files differs besides devices and compositions.
-fn differing_keys(before: &str, after: &str) -> Vec<String> {
-    let remaining = |text: &str| {
-        let mut rack: Table = text.parse().unwrap_or_default();
-        rack.remove("composition");
-        let hosts = rack.get_mut("hosts").and_then(|hosts| hosts.as_table_mut());
-        for (_, host) in hosts.into_iter().flatten() {
-            host.as_table_mut().map(|host| host.remove("devices"));
-        }
-        rack
-    };
-    let (before, after) = (remaining(before), remaining(after));
-    let hosts =
-        |rack: &Table| rack.get("hosts").and_then(|it| it.as_table()).cloned().unwrap_or_default();
-    let mut differ = differing(&before, &after);
-    if differ.iter().any(|key| key == "hosts") {
-        differ.retain(|key| key != "hosts");
-        let own = differing(&hosts(&before), &hosts(&after));
-        differ.extend(own.into_iter().map(|host| format!("hosts.{host}")));
-    }
-    differ
-}
-
-/// The keys whose values differ.
-fn differing(before: &Table, after: &Table) -> Vec<String> {
-    let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
-    keys.filter(|key| before.get(*key) != after.get(*key)).cloned().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::offers;
 
     const BEFORE: &str =
         "name = \"lab\"\n[hosts.a.devices.n]\nkind = \"nvme\"\nsize = \"1 MiB\"\n[hosts.b]\n";
@@ -334,26 +272,17 @@ mod tests {
         changes(after).all().into_iter().map(|it| (it.name, it.change)).collect()
     }
 
-    fn unchangeable(before: &str, after: &str) -> Vec<String> {
-        let (old, new) =
-            (parse_rack("rack.toml", before).unwrap(), parse_rack("rack.toml", after).unwrap());
-        let before = ListedFile { text: before, rack: &old.0, devices: &old.1 };
-        others(&before, &ListedFile { text: after, rack: &new.0, devices: &new.1 })
-    }
-
     #[test]
     fn devices_and_compositions_change_and_nothing_else_does() {
         assert_eq!(shown(BEFORE), []);
         let more = format!("{BEFORE}{MORE}");
         assert_eq!(shown(&more), [("b/m".to_owned(), ChangeKind::Added)]);
-        assert_eq!(unchangeable(BEFORE, &more), [""; 0]);
         let less = "name = \"lab\"\n[hosts.a]\n[hosts.b]\n";
         assert_eq!(shown(less), [("a/n".to_owned(), ChangeKind::Removed)]);
         let other = BEFORE.replace("1 MiB", "2 MiB");
         assert_eq!(shown(&other), [("a/n".to_owned(), ChangeKind::Changed)]);
         let composed = format!("{BEFORE}{BOTH}");
         assert_eq!(shown(&composed), [("c".to_owned(), ChangeKind::Added)]);
-        assert_eq!(unchangeable(BEFORE, &composed), [""; 0]);
         let between = |after: &str| {
             between(&known(BEFORE), &[], &composed, (&sections(after), after)).compositions
         };
@@ -379,22 +308,5 @@ mod tests {
         let changes = between(&known(BEFORE), &[], &before, (&wanted, &other));
         let text = interim(&sections(&before), (&wanted, &other), &changes).unwrap();
         assert_eq!((sections(&text), composition_names(&text)), Default::default());
-    }
-
-    #[test]
-    fn what_cannot_change_is_named() {
-        assert_eq!(unchangeable(BEFORE, &format!("{BEFORE}[hosts.c]\n")), ["hosts.c"]);
-        let control = format!("{BEFORE}[control]\nlease_ttl = \"3 s\"\n");
-        assert_eq!(unchangeable(BEFORE, &control), ["control"]);
-        // Hosts have their numbers by their order.
-        let two =
-            |one: &str, other: &str| format!("name = \"lab\"\n[hosts.{one}]\n[hosts.{other}]\n");
-        let moved = unchangeable(&two("a", "b"), &two("b", "a"));
-        assert!(moved.iter().any(|it| it == "the node id of host a"), "{moved:?}");
-        let nic = format!("{BEFORE}[hosts.b.devices.net]\nkind = \"nic\"\nfunctions = 1\n");
-        for (one, other) in [(BEFORE, &nic[..]), (&nic, BEFORE)] {
-            let named = unchangeable(one, other);
-            assert!(named.len() == 1 && named[0].contains("b/net"), "{named:?}");
-        }
     }
 }

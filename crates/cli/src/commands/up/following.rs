@@ -1,8 +1,8 @@
 //! `rackbus up` of a rack that is up: the rack becomes as its file says.
 //!
-//! All that can be known to be impossible is refused before anything changes. Then devices leave, and join; each step is
-//! noted first, so that another `rackbus up` goes on with what one that was killed has left. What fails on the way is
-//! undone.
+//! All that can be known to be impossible is refused before anything changes. Then devices leave, hosts come and go
+//! ([`RackNodes`]), and devices join; each step is noted first, so that another `rackbus up` goes on with what one that was
+//! killed has left. What fails on the way is undone; the nodes of hosts that left end last, when nothing can fail any more.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,9 +16,11 @@ use rackbus_devices::class::parse_rack;
 use rackbus_fabric::rack::Rack;
 
 use super::changes::{
-    ChangeKind, ChangedPart, Changes, FileChange, ListedFile, between, composition_names, interim,
-    others, was_there,
+    ChangeKind, Changes, FileChange, between, composition_names, interim, was_there,
 };
+use super::fixed::{self, ListedFile, others};
+use super::hosts::{HostChanges, HostsKnown};
+use super::nodes::RackNodes;
 use crate::commands::{misread, offers, read_text};
 use crate::output::{Cell, Failure, Output, Tone};
 use crate::paths::{self, RunningRack};
@@ -38,7 +40,11 @@ pub async fn apply(
     let text = read_text(file)?;
     let running = paths::running(run_dir)?;
     let client = ControlClient::new(&rackbus_node::control_socket(run_dir));
-    let before = Before { text: running.text()?, joined: running.joined.clone() };
+    let before = Before {
+        text: running.text()?,
+        joined: running.joined.clone(),
+        behind: running.behind.clone(),
+    };
     let (old_rack, old_devices) = parse_rack("the rack's file", &before.text).map_err(misread)?;
     let old = ListedFile { text: &before.text, rack: &old_rack, devices: &old_devices };
     let others = others(&old, &ListedFile { text: &text, rack, devices });
@@ -46,24 +52,35 @@ pub async fn apply(
         let error = format!("this cannot change while the rack runs: {}", others.join(", "));
         return Err(Failure::new(error, START_AGAIN));
     }
+    let mut nodes = RackNodes::new(run_dir, &client, output)?;
+    let (hosts, stay) = host_changes(&client, run_dir, rack, &running).await?;
     let known = client.sections().await?;
-    let wanted = offers::sections(devices, &text);
+    let of_staying = |device: &str| stay.contains(device.split('/').next().unwrap_or_default());
+    let known: Vec<RackSection> =
+        known.into_iter().filter(|section| of_staying(&section.device)).collect();
+    let mut wanted = offers::sections(devices, &text);
+    wanted.retain(|(host, _), _| stay.contains(host));
     let changes = between(&known, &before.joined, &before.text, (&wanted, &text));
     let interim = interim(&old.sections(), (&wanted, &text), &changes).map_err(|error| {
         let error = format!("a device that joins is named elsewhere in the file: {error}");
         Failure::new(error, START_AGAIN)
     })?;
     check(&client, &known, &changes, &interim).await?;
-    let all = changes.all();
-    match all.is_empty() {
+    nodes.check(&hosts, &text).await?;
+    let sections = fixed::sections(&before.text, &text);
+    let all: Vec<FileChange> =
+        hosts.all().into_iter().chain(sections).chain(changes.all()).collect();
+    match all.is_empty() && hosts.is_empty() {
         true => output.progress("the rack is up, and as the file says"),
         false => all.iter().for_each(|it| output.progress(&it.line())),
     }
+    let plan = Plan { changes, hosts, interim, text };
     let mut following = Following { client: &client, running, run_dir, output };
-    if let Err(failure) = following.follow(&changes, &interim, &text).await {
-        following.undo(&known, &changes, &wanted, &before).await;
+    if let Err(failure) = following.follow(&plan, &mut nodes).await {
+        following.undo(&plan, &known, &wanted, &before, &mut nodes).await;
         return Err(failure);
     }
+    nodes.end(&plan.hosts, &rack.name)?;
     output.result(&all, |o| {
         if !all.is_empty() {
             o.table(&["what", "name", "change"], all.iter().map(row).collect());
@@ -76,16 +93,28 @@ pub async fn apply(
 }
 
 fn row(change: &FileChange) -> Vec<Cell> {
-    let part = match change.part {
-        ChangedPart::Device => "device",
-        ChangedPart::Composition => "composition",
-    };
     let kind = match change.change {
         ChangeKind::Added => Cell("added".into(), Tone::Good),
         ChangeKind::Removed => Cell("removed".into(), Tone::Plain),
         ChangeKind::Changed => Cell("changed".into(), Tone::Plain),
     };
-    vec![part.to_owned().into(), change.name.clone().into(), kind]
+    vec![change.part.word().to_owned().into(), change.name.clone().into(), kind]
+}
+
+/// Which hosts come and go, and the names of those that stay: the control plane says which there are.
+async fn host_changes(
+    client: &ControlClient,
+    run_dir: &Path,
+    rack: &Rack,
+    running: &RunningRack,
+) -> Result<(HostChanges, BTreeSet<String>), Failure> {
+    let status = client.status().await?;
+    let before: BTreeSet<String> = status.hosts.into_iter().map(|it| it.host).collect();
+    let after: BTreeSet<String> = rack.hosts.iter().map(|host| host.name.clone()).collect();
+    let living = RackNodes::living(run_dir);
+    let behind = running.behind.iter().cloned().collect();
+    let known = HostsKnown { before: &before, after: &after, living: &living, behind: &behind };
+    Ok((HostChanges::between(known), before.intersection(&after).cloned().collect()))
 }
 
 /// Refuses changes of which is known that they would fail.
@@ -152,10 +181,30 @@ async fn check_compositions(
     Ok(())
 }
 
-/// What the rack's file was, and which devices beside it were an earlier file's.
+/// What is to be done so that the rack is as its file says.
+struct Plan {
+    changes: Changes,
+    hosts: HostChanges,
+    /// The file until the devices that join have joined.
+    interim: String,
+    text: String,
+}
+
+impl Plan {
+    /// The file with which the nodes of a rack go on whose hosts change.
+    fn first_text(&self) -> &str {
+        match self.changes.offered.is_empty() {
+            true => &self.text,
+            false => &self.interim,
+        }
+    }
+}
+
+/// What the rack's file was, which devices beside it were an earlier file's, and which nodes were behind it.
 struct Before {
     text: String,
     joined: Vec<String>,
+    behind: Vec<String>,
 }
 
 /// A rack that becomes as its file says, and the note of what of it an earlier file listed.
@@ -168,18 +217,16 @@ struct Following<'a> {
 
 impl Following<'_> {
     /// First all that leaves: a device that is described otherwise may take what another one had, its file for example.
-    async fn follow(
-        &mut self,
-        changes: &Changes,
-        interim: &str,
-        text: &str,
-    ) -> Result<(), Failure> {
+    async fn follow(&mut self, plan: &Plan, nodes: &mut RackNodes<'_>) -> Result<(), Failure> {
+        let Plan { changes, hosts, text, .. } = plan;
+        self.running.behind = hosts.behind();
         for device in &changes.withdrawn {
             self.withdraw(device).await?;
         }
-        if !changes.offered.is_empty() {
-            self.be_of(interim).await?;
+        if !changes.offered.is_empty() || !hosts.is_empty() {
+            self.be_of(plan.first_text()).await?;
         }
+        nodes.follow(hosts, plan.first_text(), &mut self.running).await?;
         for request in &changes.offered {
             self.offer(request).await?;
         }
@@ -201,12 +248,21 @@ impl Following<'_> {
     /// example, is refused by its node, and the next ones of the file are not to leave the rack for that.
     async fn undo(
         &mut self,
+        plan: &Plan,
         known: &[RackSection],
-        changes: &Changes,
         wanted: &Sections,
         before: &Before,
+        nodes: &mut RackNodes<'_>,
     ) {
-        if let Err(failure) = self.try_undo(known, changes, wanted, before).await {
+        nodes.end_started(&plan.hosts, &self.running.rack);
+        let followed = plan.hosts.followed.iter();
+        let done = followed.filter(|host| !self.running.behind.contains(host)).cloned();
+        self.running.behind = done.chain(before.behind.iter().cloned()).collect();
+        let mut undone = self.try_undo(known, &plan.changes, wanted, before).await;
+        if undone.is_ok() {
+            undone = nodes.take_back(&plan.hosts, &before.text, &mut self.running).await;
+        }
+        if let Err(failure) = undone {
             let error = format!(
                 "not all is as before: {}; `rackbus up` with a file that can be followed goes on from here",
                 failure.error

@@ -132,6 +132,7 @@ mod tests {
             state_dir: run_dir.to_owned(),
             text: None,
             joined: Vec::new(),
+            behind: Vec::new(),
         };
         running.note(run_dir).unwrap();
         let remedy = || identity(run_dir, "beta", ("alpha", "vm")).unwrap_err().remedy;
