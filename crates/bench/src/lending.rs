@@ -12,6 +12,7 @@ use rackbus_pci::vfio_user::{Client, ClientError};
 use rackbus_spec::nvme::IoOpcode;
 use rackbus_spec::vfio_user::region;
 
+use crate::bounce::BareCopies;
 use crate::lent;
 use crate::machine::{CLIENT_CPU, Regime, pin, unpin, wait_quiet};
 use crate::nvme::Settings;
@@ -158,6 +159,25 @@ impl Pair {
     }
 }
 
+/// The copies by themselves: what peer-to-peer could gain here, if a drive were nothing but a copy.
+fn bare_copies(settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+    let cases = SIZES.map(|(size, bytes)| (format!("bare copies {size}"), bytes));
+    // Of shorter ones the two processors' way to each other is a part.
+    let large =
+        |(case, bytes): &&(String, usize)| *bytes >= 1 << 20 && case.contains(&settings.only);
+    if !cases.iter().any(|case| large(&case)) {
+        return Ok(());
+    }
+    let copies = BareCopies::new([STORE, LARGEST, TARGET], PIECE)?;
+    for (case, bytes) in cases.iter().filter(large) {
+        let (peer_name, unit) = ("by way of a buffer", "GB/s");
+        let case = Case { area: "lending", case, peer_name, unit, runs: settings.runs };
+        let rate = |bounce| Ok(copies.run(bounce, *bytes, settings.time));
+        report.compare(case, || rate(false), || rate(true), |one, two| one / two)?;
+    }
+    Ok(())
+}
+
 fn client<T>(outcome: Result<T, ClientError>) -> Result<T, BenchError> {
     outcome.map_err(|error| BenchError::Drive(error.into()))
 }
@@ -196,5 +216,5 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
             report.compare(case, ours, || rate(pair, way), |ours, peer| ours / peer)?;
         }
     }
-    Ok(())
+    bare_copies(settings, report)
 }

@@ -9,6 +9,7 @@ mod against;
 #[cfg(feature = "peers")]
 mod blkio_peer;
 mod borrowed;
+mod bounce;
 mod command;
 pub mod datapath;
 #[cfg(feature = "guests")]
