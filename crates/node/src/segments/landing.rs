@@ -3,8 +3,8 @@
 //!
 //! The owner's node has memory for each connector's node that asks for it ([`LandingMemory`]), which is registered for that one's
 //! transfers and is none of a segment's. A thread of the connector's that copies moves the bytes there by itself
-//! ([`LandingLane::land`]), and has the link say so when they have arrived: nobody else waits for a transfer. With the
-//! conversation the memory is taken away.
+//! ([`LandingLane::land`]), and has the link say so when they have arrived: but for others that copy to the same host, nobody
+//! waits for a transfer. With the conversation the memory is taken away.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -75,12 +75,13 @@ impl LandingMemory {
 #[derive(Debug)]
 pub struct LandingLane {
     region: Arc<Region>,
+    /// Apart from the lane, which is locked for as long as a transfer takes: who gives a slot back does not wait for one.
+    slots: Mutex<LandingSlots>,
     state: Mutex<LaneState>,
 }
 
 #[derive(Debug)]
 struct LaneState {
-    slots: LandingSlots,
     lane: Box<dyn Lane>,
     /// The number of the last transfer.
     last: u64,
@@ -111,8 +112,7 @@ impl LaneState {
         }
     }
 
-    fn lose(&mut self) {
-        self.slots.lose();
+    fn close(&mut self) {
         if !self.lane.close() {
             tracing::error!("a lane for copies cannot be closed; its memory is kept");
         }
@@ -131,12 +131,12 @@ impl LandingLane {
         let memory = memory().map_err(|error| LaneError(error.to_string()))?;
         let region = memory.region().clone();
         lane.register(&region)?;
-        let mut state = LaneState { slots: LandingSlots::default(), lane, last: 0 };
+        let (slots, mut state) = (Mutex::default(), LaneState { lane, last: 0 });
         state.transfer(false, PROOF, PROOF_BYTES)?;
         let mut found = [0; PROOF_BYTES];
         region.slice(PROOF, PROOF_BYTES).map(|place| place.copy_to(&mut found));
         match found == proof {
-            true => Ok(Arc::new(LandingLane { region, state: Mutex::new(state) })),
+            true => Ok(Arc::new(LandingLane { region, slots, state: Mutex::new(state) })),
             false => Err(LaneError("it leads to other memory".to_owned())),
         }
     }
@@ -145,11 +145,26 @@ impl LandingLane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn slots(&self) -> MutexGuard<'_, LandingSlots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing lands any more. Waits for a transfer that is under way.
+    fn lose(&self) {
+        // First: who waits for the lane now begins none.
+        self.slots().lose();
+        self.lock().close();
+    }
+
     /// Moves bytes to a slot, and waits until they are there. `None` where the link carries them: there is no slot for them, or
     /// the lane is lost.
     pub fn land(self: &Arc<Self>, bytes: &[u8]) -> Option<LandedCopy> {
+        let place = self.slots().take(bytes.len())?;
         let mut state = self.lock();
-        let place = state.slots.take(bytes.len())?;
+        if self.slots().is_lost() {
+            // By who had the lane meanwhile.
+            return None;
+        }
         self.region.slice(place as usize, bytes.len())?.copy_from(bytes);
         match state.transfer(true, place as usize, bytes.len()) {
             Ok(()) => {
@@ -158,7 +173,8 @@ impl LandingLane {
             }
             Err(error) => {
                 tracing::warn!(%error, "an RDMA lane is lost; copies go over the link");
-                state.lose();
+                self.slots().lose();
+                state.close();
                 None
             }
         }
@@ -182,7 +198,7 @@ impl LandedCopy {
     /// They have taken effect: the slot is another one's.
     pub fn note_effect(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            self.lane.lock().slots.give_back(self.place);
+            self.lane.slots().give_back(self.place);
         }
     }
 }
@@ -191,7 +207,7 @@ impl Drop for LandedCopy {
     fn drop(&mut self) {
         if !*self.is_over.get_mut() {
             // They may still be read there.
-            self.lane.lock().lose();
+            self.lane.lose();
         }
     }
 }

@@ -143,13 +143,18 @@ impl Far {
         if !state.ways.get(&copy.link.0)?.has_copies() {
             // It may take long.
             drop(state);
+            self.count_copied(false, copy.bytes.len());
             copy.make(&memory.object());
             return Some(is_last.then(|| self.begin_flush()));
         }
         drop(state);
         let landed = self.land(&copy.bytes);
-        self.count_copied(landed.is_some(), copy.bytes.len());
         let mut state = self.lock();
+        if !state.ends.contains_key(&copy.link) {
+            // The connection has ended meanwhile, and nobody makes it.
+            return None;
+        }
+        self.count_copied(landed.is_some(), copy.bytes.len());
         state.last_copy += 1;
         let number = state.last_copy;
         state.copying.insert(number, CopyProgress::default());

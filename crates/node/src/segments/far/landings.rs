@@ -59,13 +59,20 @@ impl Landings {
         self.memory = Some(Arc::new(memory));
     }
 
-    /// Takes away what the other side could reach.
+    /// Takes away what the other side could reach, and the lane to its memory.
     pub fn close(self) {
-        let Some(memory) = self.memory else { return };
+        let Landings { lane, memory, .. } = self;
+        if lane.is_none() && memory.is_none() {
+            return;
+        }
         // The provider's library may hang, and the caller has others who wait.
         let closing = memory.clone();
-        if essential_thread("landing end", move || closing.close()).is_err() {
-            memory.close();
+        let end = move || {
+            closing.inspect(|memory| memory.close());
+            drop(lane);
+        };
+        if essential_thread("landing end", end).is_err() {
+            memory.inspect(|memory| memory.close());
         }
     }
 }
@@ -109,7 +116,10 @@ impl Far {
         // The library is loaded by the first who wants it.
         let providers = self.host.lanes.providers().to_vec();
         let mut state = self.lock();
-        if !std::mem::replace(&mut state.landings.is_asked, true) && !providers.is_empty() {
+        // Another conversation may have begun meanwhile.
+        let knows = state.ways.get(&way).is_some_and(|outbox| outbox.has_landings());
+        if knows && !std::mem::replace(&mut state.landings.is_asked, true) && !providers.is_empty()
+        {
             state.send(way, &CarriedMessage::LandingWanted { providers });
         }
     }

@@ -21,6 +21,8 @@ enum Does {
     Moves,
     Fails,
     Hangs,
+    /// It hangs, with a transfer under way.
+    Hung,
 }
 
 /// A lane to memory of the test.
@@ -49,10 +51,15 @@ impl Lane for TestLane {
     }
 
     fn poll(&mut self, ended: &mut Vec<u64>) -> Result<(), LaneError> {
-        match *self.does.lock().unwrap() {
+        let mut does = self.does.lock().unwrap();
+        match *does {
             Does::Moves => {}
             Does::Fails => return Err(LaneError("the cable is out".to_owned())),
-            Does::Hangs => return Ok(()),
+            Does::Hangs if self.begun.is_empty() => return Ok(()),
+            Does::Hangs | Does::Hung => {
+                *does = Does::Hung;
+                return Ok(());
+            }
         }
         for (id, write, at, length) in self.begun.drain(..) {
             let here = self.here.as_ref().unwrap();
@@ -118,6 +125,23 @@ fn lane_to(there: &Arc<Region>) -> (TestLane, Arc<Mutex<Does>>, Arc<AtomicBool>)
     (lane, does, closed)
 }
 
+/// Memory of the test that a lane leads to.
+fn landing_memory() -> Arc<Region> {
+    let bytes = u64::from(LANDING_BYTES) + PROOF_BYTES as u64;
+    let there = SharedMemory::create("there", bytes).unwrap().region().clone();
+    there.slice(LANDING_BYTES as usize, PROOF_BYTES).unwrap().copy_from(&PROOF);
+    there
+}
+
+/// Waits until a transfer is under way that does not end.
+fn wait_until_hung(does: &Mutex<Does>) {
+    let begun = Instant::now();
+    while *does.lock().unwrap() != Does::Hung {
+        assert!(begun.elapsed() < COMES, "no transfer begins");
+        std::thread::yield_now();
+    }
+}
+
 /// The connector's side, with a lane to memory that the test has.
 struct Connector {
     side: Side,
@@ -134,10 +158,7 @@ impl Connector {
         let id = side.store.memory(BIG).unwrap();
         let replica = side.store.get(id).unwrap().clone();
         side.far.add_memory(REPLICA, replica.clone(), (BIG, true));
-        let memory =
-            SharedMemory::create("there", u64::from(LANDING_BYTES) + PROOF_BYTES as u64).unwrap();
-        let there = memory.region().clone();
-        there.slice(LANDING_BYTES as usize, PROOF_BYTES).unwrap().copy_from(&PROOF);
+        let there = landing_memory();
         let (lane, does, closed) = lane_to(&there);
         let lane = LandingLane::new(Box::new(lane), PROOF).unwrap();
         side.far.lock().landings.set_lane(lane);
@@ -271,15 +292,48 @@ fn a_slot_whose_copy_was_not_answered_is_not_used_again() {
     let lane = connector.side.far.lock().landings.lane().unwrap();
     // It is waited for as any answer, or given up with its connection.
     let _ = copy.join().unwrap();
-    assert!(connector.closed.load(Ordering::Acquire));
+    // By who looks at all memory, who may have it longer than who copied.
+    let begun = Instant::now();
+    while !connector.closed.load(Ordering::Acquire) {
+        assert!(begun.elapsed() < COMES, "the lane stays open");
+        std::thread::yield_now();
+    }
     assert!(lane.land(&[2; LENGTH]).is_none());
 }
 
 #[test]
+fn a_slot_is_given_back_without_waiting_for_the_transfer_of_another_copy() {
+    let (lane, does, closed) = lane_to(&landing_memory());
+    let lane = LandingLane::new(Box::new(lane), PROOF).unwrap();
+    let first = lane.land(&[1; LENGTH]).unwrap();
+    *does.lock().unwrap() = Does::Hangs;
+    let second = {
+        let lane = lane.clone();
+        std::thread::spawn(move || lane.land(&[2; LENGTH]).is_some())
+    };
+    wait_until_hung(&does);
+    first.note_effect();
+    assert!(!closed.load(Ordering::Acquire), "it was waited for until it counted as lost");
+    assert!(!second.join().unwrap());
+    assert!(closed.load(Ordering::Acquire));
+}
+
+#[test]
+fn a_copy_whose_connection_ends_while_it_moves_is_not_waited_for() {
+    let connector = Connector::new();
+    *connector.does.lock().unwrap() = Does::Hangs;
+    let copy = connector.copying(1);
+    wait_until_hung(&connector.does);
+    connector.side.far.forget(REPLICA);
+    assert_eq!(copy.join().unwrap(), Err(Refusal::NotResponding));
+    assert_eq!(connector.side.far.lock().last_copy, 0, "it waits in a queue that nobody looks at");
+}
+
+#[test]
 fn a_lane_that_leads_to_other_memory_is_not_used() {
-    let memory =
-        SharedMemory::create("there", u64::from(LANDING_BYTES) + PROOF_BYTES as u64).unwrap();
-    let (lane, ..) = lane_to(memory.region());
+    let there = landing_memory();
+    there.slice(LANDING_BYTES as usize, PROOF_BYTES).unwrap().copy_from(&[0; PROOF_BYTES]);
+    let (lane, ..) = lane_to(&there);
     assert!(LandingLane::new(Box::new(lane), PROOF).is_err());
 }
 
