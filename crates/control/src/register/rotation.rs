@@ -109,10 +109,12 @@ impl AuthoritySet {
     }
 
     /// The certificate (PEM) of the newest authority, by which control planes are known to each other; and, where that is so new at
-    /// `now` that some of them have not heard of it, that of the one before as well.
+    /// `now` that some of them have not heard of it, that of the one before as well. In a rotation that a version without keys has
+    /// begun some may still be of that version, which shows the newest one only when it signs.
     fn of_control_planes(&self, now: u64) -> impl Iterator<Item = &str> {
         let newest = self.next.as_ref().map_or(&self.signing, |next| &next.authority);
-        let is_new = self.next.as_ref().is_some_and(|next| !next.is_known(now));
+        let is_new =
+            self.next.as_ref().is_some_and(|next| !self.keys_demanded || !next.is_known(now));
         let before = is_new.then_some(self.signing.certificate.as_str());
         [newest.certificate.as_str()].into_iter().chain(before)
     }

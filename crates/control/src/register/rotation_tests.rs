@@ -406,6 +406,12 @@ fn control_planes_are_of_the_newest_authority_once_all_of_them_know_it() {
     assert_eq!(taken(&rack, 102), [true, true, false]);
     assert_eq!(taken(&rack, 103), [false, true, false]);
     assert_eq!(taken(&rack, 90), [false, true, false], "the clock went back");
+    // Some may be of a version that has no other before the new one signs.
+    let set = rack.set();
+    let before = AuthoritySet { keys_demanded: false, ..set.clone() };
+    rack.step(vec![RegisterChange::Put(RegisterEntry::Authorities(Box::new(before)))]);
+    assert_eq!(taken(&rack, 110), [true, true, false]);
+    rack.step(vec![RegisterChange::Put(RegisterEntry::Authorities(Box::new(set)))]);
     rack.happens(Happens::Time(10), &mut false);
     assert!(rack.set().last.is_some());
     assert_eq!(taken(&rack, 110), [false, true, false]);
