@@ -3,12 +3,15 @@
 mod support;
 
 use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use rackbus_attach::{Location, RemoteSegment, SegmentOptions, Session};
 use rackbus_memory::DmaSlice;
+use rustix::process::{Pid, Signal};
 use support::libfabric::is_here;
 use support::machines::{Machine, Machines};
 use support::segments::answered;
+use support::{PATIENCE, Process};
 
 const RACK: &str = r#"
 name = "lab"
@@ -106,6 +109,92 @@ fn copies_move_beside_the_link(provider: &str) {
             alpha.crash();
             rack.wait(|rack| rack.state_of("alpha") == "down");
             rack.node(&mut alpha, "alpha", None);
+        }
+    }
+}
+
+/// A segment of alpha's, to which a program of beta's copies by the lane.
+fn with_lane<T>(
+    (rack, alpha, beta): (&Machines, &Machine, &Machine),
+    then: impl FnOnce(&RemoteSegment, &dyn Fn() -> Vec<u8>) -> T,
+) -> T {
+    let (owner, program) = (session(alpha, "alpha"), session(beta, "beta"));
+    let segment = owner.create_segment(&SegmentOptions::shared(9, SIZE)).unwrap();
+    let home = segment.map(0, SIZE).unwrap();
+    segment.set_available().unwrap();
+    let remote = answered(|| program.connect(owner.node(), 9, 20_000)).unwrap();
+    let before = copied(beta, "beta")[1];
+    rack.wait(|_| {
+        copy(&remote, &pattern(0));
+        copied(beta, "beta")[1] > before
+    });
+    let there = || {
+        let mut there = vec![0; SIZE as usize];
+        home.whole().copy_to(&mut there);
+        there
+    };
+    then(&remote, &there)
+}
+
+/// The owner's node stands still while a copy moves, for longer than the lane waits.
+#[test]
+fn a_copy_whose_lane_is_lost_while_it_moves_goes_over_the_link() {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(RACK);
+    let [mut alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let id = Pid::from_raw(alpha.process().id() as i32).unwrap();
+    let node = Process::of(id);
+    with_lane((&rack, &alpha, &beta), |remote, there| {
+        let [by_link, by_lane] = copied(&beta, "beta");
+        node.signal(Signal::STOP);
+        std::thread::scope(|scope| {
+            let copying = scope.spawn(|| copy(remote, &pattern(77)));
+            let begun = Instant::now();
+            while !beta.log().contains("an RDMA lane is lost") {
+                assert!(begun.elapsed() < PATIENCE, "{}", beta.log());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            node.signal(Signal::CONT);
+            copying.join().unwrap();
+        });
+        assert!(there() == pattern(77));
+        copy(remote, &pattern(78));
+        assert!(there() == pattern(78));
+        assert_eq!(copied(&beta, "beta"), [by_link + 2 * SIZE, by_lane], "nothing lands any more");
+    });
+}
+
+/// Descriptors that a process has.
+fn descriptors(machine: &mut Machine) -> usize {
+    let id = machine.process().id();
+    std::fs::read_dir(format!("/proc/{id}/fd")).unwrap().count()
+}
+
+#[test]
+fn a_node_that_is_restarted_in_place_leaves_no_lane_for_copies_open() {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(RACK);
+    let [mut alpha, mut beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    let mut counts = Vec::new();
+    for round in 0..3 {
+        with_lane((&rack, &alpha, &beta), |_, _| ());
+        for (host, machine) in [("alpha", &mut alpha), ("beta", &mut beta)] {
+            // Not while the programs' sessions have not ended.
+            rack.wait(|_| machine.command(&["restart", host]).output().unwrap().status.success());
+            if round == 0 {
+                counts.push(descriptors(machine));
+            } else if round == 2 {
+                // What is on its way back, or asks the control plane just now, goes by itself.
+                let (before, begun) = (counts.remove(0), Instant::now());
+                while descriptors(machine) > before + 1 {
+                    assert!(begun.elapsed() < PATIENCE, "{host}: {before}, then more are left");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
         }
     }
 }

@@ -297,6 +297,8 @@ impl HandOver {
         let _closed = self.gate.close(REST)?;
         // Nobody has begun anything since.
         self.check_use()?;
+        // Before anything stands still: a provider's library takes its time.
+        self.segments.give_lanes_up();
         let mut parcel = Parcel::default();
         let listeners = self.listeners.as_ref().ok_or(HandOverError::Link)?;
         let mut put = |fd: BorrowedFd<'_>| parcel.put(fd);

@@ -150,7 +150,7 @@ impl LandingLane {
     }
 
     /// Nothing lands any more. Waits for a transfer that is under way.
-    fn lose(&self) {
+    pub fn lose(&self) {
         // First: who waits for the lane now begins none.
         self.slots().lose();
         self.lock().close();

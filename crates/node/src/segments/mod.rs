@@ -236,6 +236,12 @@ impl Segments {
         (state.directory.refusals(), state.directory.last_refusal())
     }
 
+    /// Copies to and from other machines go over the link from now on, for as long as the conversations with these last.
+    pub(crate) fn give_lanes_up(&self) {
+        let fars: Vec<Arc<Far>> = self.lock().fars.values().cloned().collect();
+        fars.iter().for_each(|far| far.give_landings_up());
+    }
+
     /// What would be lost with this process, for people.
     pub(crate) fn in_use(&self) -> Option<String> {
         let state = self.lock();

@@ -59,25 +59,41 @@ impl Landings {
         self.memory = Some(Arc::new(memory));
     }
 
-    /// Takes away what the other side could reach, and the lane to its memory.
+    /// Has neither a lane nor memory any more, until a conversation begins anew: what it had.
+    #[must_use]
+    fn give_up(&mut self) -> Landings {
+        let (lane, memory) = (self.lane.take(), self.memory.take());
+        Landings { lane, memory, ..Landings::default() }
+    }
+
+    /// Takes away what the other side could reach, and the lane to its memory, by a thread of its own.
     pub fn close(self) {
-        let Landings { lane, memory, .. } = self;
-        if lane.is_none() && memory.is_none() {
+        if self.lane.is_none() && self.memory.is_none() {
             return;
         }
         // The provider's library may hang, and the caller has others who wait.
-        let closing = memory.clone();
-        let end = move || {
-            closing.inspect(|memory| memory.close());
-            drop(lane);
-        };
-        if essential_thread("landing end", end).is_err() {
-            memory.inspect(|memory| memory.close());
+        let here = Arc::new(self);
+        let aside = here.clone();
+        if essential_thread("landing end", move || aside.close_here()).is_err() {
+            here.close_here();
         }
+    }
+
+    /// As [`close`](Landings::close), before it returns.
+    fn close_here(&self) {
+        self.memory.iter().for_each(|memory| memory.close());
+        self.lane.iter().for_each(|lane| lane.lose());
     }
 }
 
 impl Far {
+    /// Closes all that copies land by, both ways: the library's descriptors would stay open in a program that takes the
+    /// place of this one.
+    pub fn give_landings_up(&self) {
+        let landings = self.lock().landings.give_up();
+        landings.close_here();
+    }
+
     /// Has bytes land that are to be copied, where there is a way for that; else one is asked for.
     pub(super) fn land(&self, bytes: &[u8]) -> Option<Arc<LandedCopy>> {
         if bytes.len() < rackbus_segment::landing::LEAST_LANDED as usize {
