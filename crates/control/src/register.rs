@@ -389,13 +389,16 @@ impl CertificateRegister {
         revoked.collect()
     }
 
-    /// What is to be done at `now` beside all requests: what is [over](CertificateRegister::tidied), and then what an authority has
-    /// made that is [trusted no more](CertificateRegister::stranded). Nothing is left to do where it is empty.
+    /// What is to be done at `now` beside all requests: revocations are [prolonged](CertificateRegister::tidied), then certificates
+    /// revoked of an authority that is [trusted no more](CertificateRegister::stranded), and last is forgotten what is over. Nothing
+    /// is left to do where it is empty.
     pub fn upkeep(&self, now: u64) -> Vec<RegisterChange> {
-        match self.tidied(now) {
-            tidied if tidied.is_empty() => self.revoke_step(now, self.stranded(now)),
-            tidied => tidied,
+        let tidied = self.tidied(now);
+        if tidied.iter().any(|change| change.revocation().is_some()) {
+            return tidied;
         }
+        let revoked = self.revoke_step(now, self.stranded(now));
+        if revoked.is_empty() { tidied } else { revoked }
     }
 
     /// The numbers of the certificates that are revoked alone.
