@@ -141,3 +141,42 @@ fn control_plane_first() {
     rack.node(&mut other, "beta", Some(&token));
     works(&rack, &other, 3);
 }
+
+/// The version before has begun to replace the rack's certificate authority, and kept for no certificate for which key it is.
+#[test]
+fn in_the_middle_of_a_rotation() {
+    let Some(previous) = previous() else { return };
+    let help = std::process::Command::new(&previous).args(["control", "ca", "--help"]).output();
+    if !help.unwrap().status.success() {
+        return support::not_tested("the version before does not replace certificate authorities");
+    }
+    let mut rack = Machines::start_with(RACK, &previous);
+    let [mut alpha, mut beta] = ["alpha", "beta"].map(|host| joined(&rack, host, &previous));
+    works(&rack, &beta, 0);
+    // Nobody signs by the new one before this node is back.
+    beta.crash();
+    rack.control.json(&["control", "ca", "rotate"]);
+    rack.control.crash();
+    rack.control.program = env!("CARGO_BIN_EXE_rackbus").into();
+    rack.begin_control();
+    rack.wait(|rack| rack.state_of("alpha") == "up");
+    upgrade(&rack, &mut alpha, "alpha");
+    // And this one is upgraded when all others are.
+    rack.node(&mut beta, "beta", None);
+    let authorities = |rack: &Machines| {
+        let status = rack.control.json(&["control", "ca", "status"]);
+        let all = status["authorities"].as_array().unwrap();
+        (all[0]["number"].as_u64().unwrap(), all.len())
+    };
+    let done =
+        |rack: &Machines, step: &str| rack.control.run(&["control", "ca", step]).status.success();
+    rack.wait(|rack| authorities(rack) == (1, 2));
+    works(&rack, &beta, 1);
+    rack.wait(|rack| done(rack, "retire"));
+    upgrade(&rack, &mut beta, "beta");
+    // All have shown by then for which keys theirs are.
+    rack.wait(|rack| done(rack, "rotate"));
+    rack.wait(|rack| authorities(rack) == (2, 2));
+    rack.wait(|rack| done(rack, "retire"));
+    works(&rack, &beta, 2);
+}
