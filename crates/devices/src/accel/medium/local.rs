@@ -61,6 +61,8 @@ pub struct Local {
     /// What the last descriptor cost by the profiles, by its operations and the bytes of its input: the next one is mostly
     /// alike.
     costed: Option<(([u8; STAGES], u32), f64)>,
+    /// The last descriptor was refused, and the next one may be too.
+    refused_last: bool,
     /// What has begun and was not submitted, each with the input bytes of it that are done.
     begun: Vec<(Arc<EngineJob>, usize)>,
     /// Names that were given to operations so far. What an engine has ended may come when its operation was given
@@ -122,6 +124,7 @@ impl Local {
             left_keys: false,
             charged_until: None,
             costed: None,
+            refused_last: false,
             begun: Vec::new(),
             numbers: 0,
             recorded: Usage::default(),
@@ -216,6 +219,7 @@ impl Medium for Local {
         status: OperationStatus,
     ) -> SubmitOutcome<LocalWork> {
         let RefusedDescriptor { number, begun } = refused;
+        self.refused_last = true;
         let begun = self.charged_until.take().unwrap_or(begun);
         let memory = <(Gather, Gather)>::default();
         if self.begun.is_empty() {

@@ -278,6 +278,45 @@ fn each_refused_descriptor_of_a_flood_is_charged_and_many_share_a_turn() {
     assert!(flood.turns < 1000, "{flood:?}");
 }
 
+/// Also where what is wrong is found only when the memory or the context is looked up.
+#[test]
+fn many_refused_descriptors_share_a_turn_that_nobody_waits_for() {
+    const COUNT: u64 = 15;
+    let good = Descriptor {
+        stages: [Operation::Crc32c as u8, 0, 0, 0],
+        input: IOVA + INPUT,
+        output: IOVA + OUTPUT,
+        input_length: 64,
+        output_length: 64,
+        ..Descriptor::default()
+    };
+    let refused = [
+        (Descriptor { input: 1 << 50, ..good }, OperationStatus::Transfer),
+        (Descriptor { contexts: [77, 0, 0, 0], ..good }, OperationStatus::InvalidContext),
+    ];
+    for (descriptor, status) in refused {
+        // One turn lasts for all of them.
+        let slice_ns = 10_000_000;
+        let pool = EnginePool::new(PoolOptions { slice_ns, ..PoolOptions::default() });
+        let mut tenant = Tenant::new(&pool, 1);
+        for nth in 0..COUNT as usize {
+            tenant.memory.whole().write_obj(nth * DESCRIPTOR_SIZE, &descriptor);
+        }
+        tenant.write(reg::DOORBELL, &(COUNT as u32).to_le_bytes());
+        for _ in 0..COUNT {
+            assert_eq!(tenant.wait().status >> 1, status as u16);
+        }
+        let usage = pool.usage(TenantId(1)).unwrap();
+        assert!(usage.operations == COUNT && usage.engine_ns >= COUNT * 100, "{usage:?}");
+        assert!(usage.turns <= 3, "{usage:?}");
+        // What is good is done as ever.
+        tenant.memory.whole().write_obj(COUNT as usize * DESCRIPTOR_SIZE, &good);
+        tenant.write(reg::DOORBELL + 4, &(COUNT as u32).to_le_bytes());
+        tenant.write(reg::DOORBELL, &0u32.to_le_bytes());
+        assert_eq!(tenant.wait().status, 1);
+    }
+}
+
 /// A tenant's messages have a thousand times the room that they fill, and its bound is of what comes out.
 #[test]
 fn an_output_that_was_estimated_too_high_holds_nobody_back() {

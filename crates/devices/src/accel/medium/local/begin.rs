@@ -109,7 +109,9 @@ impl Local {
         Ok(SubmitOutcome::Work(self.put(order, held, contexts, (engines, profile_ns), done)))
     }
 
-    /// The memory of an operation, which may be done `here`. Where it is, its memory is needed no longer than that.
+    /// The memory of an operation, which may be done `here`. Where it is, its memory is needed no longer than that. An
+    /// engine's time is taken before the memory is looked up, but not behind a descriptor that was refused: of many of
+    /// these, each would take a turn in which nothing is done.
     #[inline]
     fn reach<'a>(
         &mut self,
@@ -121,10 +123,11 @@ impl Local {
             OrderMemory::Held(memory) => return Ok(ReachedMemory::Held(memory)),
             OrderMemory::Mapped(dma) => dma,
         };
+        let in_doubt = std::mem::take(&mut self.refused_last);
         if request::has_lists(descriptor) {
             // Nor do long lists keep others waiting.
             self.own.release(&self.pool);
-        } else if let Some(short) = here
+        } else if let Some(short) = here.filter(|_| !in_doubt)
             && self.own.hold((&self.pool, self.tenant), short)
             && let Some(memory) = request::borrowed_memory(dma, descriptor)
         {
