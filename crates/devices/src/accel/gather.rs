@@ -117,9 +117,7 @@ impl Gather {
         self.push(first);
         rest.into_iter().for_each(|(_, piece)| self.push(piece));
     }
-}
 
-impl Gather {
     /// Copies from the beginning on into all of `place`, as far as there is something.
     pub fn copy_to(&self, place: DmaSlice<'_>) {
         place.copy_at(0, place.len(), self);
