@@ -93,6 +93,13 @@ impl Pipeline {
         }
     }
 
+    /// Zeroes what is between its engines.
+    pub fn wipe(&mut self) {
+        for stage in &mut self.stages {
+            wipe_buffer(&mut stage.buffer);
+        }
+    }
+
     /// Whether all of its engines are of kinds that `which` says.
     pub fn all(&self, which: impl Fn(Operation) -> bool) -> bool {
         self.stages.iter().all(|stage| which(stage.operation))
@@ -219,6 +226,12 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// Zeroes memory between engines, also where it is given up then.
+pub fn wipe_buffer(buffer: &mut [u8]) {
+    buffer.fill(0);
+    std::hint::black_box(buffer);
 }
 
 impl Pipeline {

@@ -29,7 +29,7 @@ impl Scratch {
     /// Nothing of what was done stays.
     pub fn wipe(&mut self) {
         self.out.fill(0);
-        self.spare = Spare::default();
+        self.spare.wipe();
     }
 }
 

@@ -3,7 +3,7 @@
 
 use rackbus_spec::accel::{OPERATIONS, Operation, STAGES};
 
-use super::super::pipeline::Pipeline;
+use super::super::pipeline::{Pipeline, wipe_buffer};
 use super::{OperationRequest, RunningOperation};
 
 /// Engines of one thread that wait for their next operation: those of the one that ended last, and one of each kind at
@@ -57,6 +57,15 @@ impl Spare {
     /// The engines of the operation that ended last, if they were kept.
     pub fn take_pipeline(&mut self) -> Pipeline {
         std::mem::take(&mut self.pipeline)
+    }
+
+    /// Zeroes the memory between engines, and gives the engines up.
+    pub fn wipe(&mut self) {
+        let mut pipeline = self.take_pipeline();
+        pipeline.wipe();
+        self.buffers.iter_mut().for_each(|buffer| wipe_buffer(buffer));
+        pipeline.dissolve(self);
+        self.engines = Default::default();
     }
 
     /// Memory between engines, with anything in it.

@@ -149,3 +149,22 @@ fn a_chain_that_is_used_again_puts_out_what_a_new_one_does() {
         }
     }
 }
+
+/// Of engines that are kept with what is between them, and of those that are kept alone.
+#[test]
+fn what_is_between_engines_is_wiped_when_a_tenant_goes() {
+    const MESSAGE: &[u8] = b"what the tenant before has sent";
+    for then in [&[Operation::Sha256][..], &[Operation::Copy, Operation::Aes256Ctr]] {
+        let mut scratch = Scratch::default();
+        run_chain(&mut scratch, &[Operation::Copy, Operation::Sha256], MESSAGE, 64).unwrap();
+        // Of the second kind there is no key, so that its chain ends before it is kept.
+        let _ = run_chain(&mut scratch, then, MESSAGE, 64);
+        scratch.wipe();
+        assert!(scratch.spare.take_pipeline().is_empty());
+        let left: Vec<_> = std::iter::repeat_with(|| scratch.spare.take_buffer())
+            .take_while(|buffer| !buffer.is_empty())
+            .collect();
+        assert!(!left.is_empty(), "nothing is kept");
+        assert!(left.iter().flatten().all(|byte| *byte == 0), "{left:?}");
+    }
+}
