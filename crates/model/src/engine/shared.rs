@@ -134,10 +134,13 @@ impl World {
 
     /// The policy is asked whether a tenant may continue.
     pub(super) fn look_at_units(&mut self, resource: u32) {
-        if let Some(shared) = &mut self.resources[resource as usize].shared {
+        let now = self.now;
+        let Some(shared) = &mut self.resources[resource as usize].shared else { return };
+        // One that an earlier time took the place of is none.
+        if shared.wake == now {
             shared.wake = Time::MAX;
+            self.give_turns(resource);
         }
-        self.give_turns(resource);
     }
 
     /// Units that are free begin with turns, as long as there are any.

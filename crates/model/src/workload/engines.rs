@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use rackbus_fabric::rack::{Rack, TurnTiming};
 use rackbus_fabric::text::{Parsed, Problem, Section, mismatch, wrong};
+use rackbus_qos::admission::RESERVE;
 use rackbus_qos::{
     Guarantee, LevelError, MessageRoundRobin, RateUnit, SECOND, ServiceLevel, SharingSettings,
     TenantArbiter, TenantId, TenantShare,
@@ -80,12 +81,14 @@ impl Run {
             }
         }
         let needed = needed / (f64::from(engines) * SECOND as f64);
-        if needed > 1.0 {
+        // What a running rack's admission promises at most, where the device's own host is promised nothing.
+        let most = f64::from(1000 - RESERVE) / 1000.0;
+        if needed > most {
             let names: Vec<_> =
                 functions.iter().map(|(end, _)| self.assembly.end_name(*end)).collect();
             self.tell(format!(
-                "what is promised to {} needs {needed:.2} of the engines that there are, with what messages cost here: not \
-                 all of it can be kept, and a running rack refuses it",
+                "what is promised to {} needs {needed:.2} of the engines' time, with what messages cost here: a running rack \
+                 promises {most:.2} of it at most",
                 names.join(" and ")
             ));
         }
