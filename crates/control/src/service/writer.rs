@@ -379,6 +379,13 @@ impl Writer {
         change: CompositionChange,
         keyed: Option<KeyedChange>,
     ) -> Result<Result<LeaseId, CompositionRefused>, ApiError> {
+        if let CompositionChange::Save(composition) = &change {
+            // They may have left the rack since it was asked for.
+            let lenders = composition.functions.iter().map(|function| &function.host);
+            for host in lenders.chain([&composition.borrower]) {
+                self.shared.check_host(host)?;
+            }
+        }
         self.once(keyed, |authority, now| {
             let changed = match change {
                 CompositionChange::Save(composition) => authority.compose(now, composition),
