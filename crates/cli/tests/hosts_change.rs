@@ -3,11 +3,12 @@
 
 mod support;
 
-use std::process::Stdio;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Stdio};
 
 use rackbus_attach::{Location, Session};
 use rackbus_control::api::{Change, DeviceState, HostState, LeaseStage};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use support::load::Load;
 use support::{Process, Rack, THREE_HOSTS, open, pattern};
 
@@ -59,6 +60,26 @@ fn hosts(rack: &Rack) -> Vec<String> {
         let up = hosts.iter().all(|it| it.state == HostState::Up);
         up.then(|| hosts.into_iter().map(|it| it.host).collect())
     })
+}
+
+/// Has the rack follow its file, up to where the control plane knows of one of these hosts that it comes or goes.
+fn begin_following(rack: &Rack, hosts: &[&str]) -> Child {
+    let client = rack.client();
+    rack.block(async {
+        let mut changes = client.changes().await.unwrap();
+        let mut up = rack.command(&["up", &rack.file()]);
+        let child = up.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        loop {
+            match changes.next().await.expect("the control plane ended") {
+                Change::Host(host) if hosts.contains(&&host.host[..]) => return child,
+                _ => {}
+            }
+        }
+    })
+}
+
+fn process_of(child: &Child) -> Process {
+    Process::of(Pid::from_child(child))
 }
 
 fn without_gamma(text: &str) -> String {
@@ -236,20 +257,9 @@ fn another_up_goes_on_where_one_was_killed() {
     let wanted = format!("{}{MORE}", without_gamma(&three));
     for text in [&wanted, &three] {
         write(&rack, text);
-        let client = rack.client();
-        rack.block(async {
-            let mut changes = client.changes().await.unwrap();
-            let mut up = rack.command(&["up", &rack.file()]);
-            let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-            loop {
-                match changes.next().await.expect("the control plane ended") {
-                    Change::Host(host) if ["delta", "gamma"].contains(&&host.host[..]) => break,
-                    _ => {}
-                }
-            }
-            up.kill().unwrap();
-            up.wait().unwrap();
-        });
+        let up = begin_following(&rack, &["delta", "gamma"]);
+        process_of(&up).signal(Signal::KILL);
+        up.wait_with_output().unwrap();
         // Whatever was left to do.
         follow(&rack, text);
         assert!(!hosts(&rack).is_empty());
@@ -270,6 +280,58 @@ fn a_host_whose_node_has_died_leaves() {
     let delta: Process = rack.process(Some("delta"));
     delta.signal(Signal::KILL);
     assert!(delta.wait(support::PATIENCE));
-    follow(&rack, &text_of(&rack).replace(MORE, ""));
+    let less = text_of(&rack).replace(MORE, "");
+    follow(&rack, &less);
     assert_eq!(hosts(&rack), ["alpha", "beta", "gamma"]);
+    // As an `up` leaves it that is killed when the node has ended.
+    let left = rack.run_dir().join("delta").join("link.sock");
+    drop(UnixListener::bind(&left).unwrap());
+    follow(&rack, &less);
+    assert!(!left.exists());
+}
+
+/// It is looked once more before its node ends.
+#[test]
+fn a_host_that_is_used_since_it_was_looked_stays() {
+    let rack = Rack::up(THREE_HOSTS);
+    let three = text_of(&rack);
+    let wanted = format!("{}[hosts.delta]\n", without_gamma(&three));
+    write(&rack, &wanted);
+    let gamma = rack.process(Some("gamma"));
+    let up = begin_following(&rack, &["delta"]);
+    process_of(&up).signal(Signal::STOP);
+    let place = Location { run_dir: rack.run_dir(), host: "gamma".to_owned() };
+    let session = Session::open(&place).unwrap();
+    process_of(&up).signal(Signal::CONT);
+    let ended = up.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && told.contains("host gamma leaves the rack"), "{told}");
+    assert!(!gamma.is_gone());
+    assert_eq!(hosts(&rack), ["alpha", "beta", "gamma"]);
+    drop(session);
+    let lease = rack.borrow("alpha/nvme0", "gamma");
+    rack.give_back(&lease);
+    assert_eq!(follow(&rack, &wanted), said(&[("gamma", "removed"), ("delta", "added")]));
+    assert!(gamma.is_gone());
+}
+
+/// Killed when the node of a new host, which had come up, has been ended again.
+#[test]
+fn another_up_starts_what_one_that_was_killed_has_ended() {
+    let rack = Rack::up(THREE_HOSTS);
+    let bad =
+        "[hosts.beta.devices.d]\nkind = \"nvme\"\nsize = \"1 MiB\"\nbacking = \"/nowhere/d.img\"\n";
+    let wanted = format!("{}[hosts.delta]\n{bad}", text_of(&rack));
+    write(&rack, &wanted);
+    let up = begin_following(&rack, &["delta"]);
+    let delta = rack.wait(async |_| {
+        let file = rack.run_dir().join("delta").join("node.pid");
+        rackbus_link::presence::holder(&file).map(Process::of)
+    });
+    assert!(delta.wait(support::PATIENCE), "it is not ended");
+    process_of(&up).signal(Signal::KILL);
+    up.wait_with_output().unwrap();
+    follow(&rack, &wanted.replace("/nowhere/d.img", "memory"));
+    assert_eq!(hosts(&rack), ["alpha", "beta", "gamma", "delta"]);
+    rack.give_back(&rack.borrow("beta/d", "delta"));
 }

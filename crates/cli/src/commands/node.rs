@@ -81,7 +81,7 @@ impl Args {
             Some(joined) => joined.run_dir.clone(),
             None => paths::find_run_dir(common)?,
         };
-        let from = match carried {
+        let mut from = match carried {
             Some(carried) => carried,
             None => RackSource::running(&run_dir, joined.is_some())?,
         };
@@ -89,7 +89,13 @@ impl Args {
         // What the process before held, it holds: it is the same.
         let held = match &inherited {
             Some(_) => Vec::new(),
-            None => self.hold_parts(&run_dir, &state_dir)?,
+            None => {
+                let held = self.hold_parts(&run_dir, &state_dir)?;
+                // Whoever has nodes follow another file notes it, and then looks which nodes there are. What was read
+                // before this one was among them may be overtaken.
+                from = RackSource::running(&run_dir, joined.is_some())?;
+                held
+            }
         };
         if let Some(joined) = &mut joined {
             joined.listen(inherited.as_mut())?;

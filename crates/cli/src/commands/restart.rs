@@ -128,24 +128,42 @@ pub async fn obstacle(
     }
 }
 
+/// Why it is not known that a node goes on as another program.
+#[derive(Debug)]
+pub enum NotRestarted {
+    /// It goes on as it was: it refused, or could not be asked.
+    Unchanged(Failure),
+    /// It does not answer: it may go on as it was, or as was asked for, or be gone.
+    Silent(Failure),
+}
+
+impl From<NotRestarted> for Failure {
+    fn from(not: NotRestarted) -> Failure {
+        match not {
+            NotRestarted::Unchanged(failure) | NotRestarted::Silent(failure) => failure,
+        }
+    }
+}
+
 /// Has the node of `host` go on as that is asked for; what became of it.
 ///
 /// # Errors
-/// When it goes on as it was, or is gone.
+/// [`NotRestarted`].
 pub async fn restart(
     run_dir: &Path,
     host: &str,
     request: RestartRequest,
-) -> Result<NodeProcess, Failure> {
+) -> Result<NodeProcess, NotRestarted> {
     let client = client_of(run_dir, host);
-    let silent = || silent(run_dir, host);
-    let before = client.node_process().await.map_err(|_| silent())?;
+    let unasked = |_| NotRestarted::Unchanged(silent(run_dir, host));
+    let before = client.node_process().await.map_err(unasked)?;
+    let silent = || NotRestarted::Silent(silent(run_dir, host));
     match client.restart_node(&request).await {
         // It was done: whoever would answer is another program by now.
         Err(ControlClientError::Broken(_)) | Ok(()) => {}
         Err(ControlClientError::Refused(refused)) => {
             let error = format!("the node of {host} is not restarted: {}", refused.error);
-            return Err(Failure::new(error, refused.remedy));
+            return Err(NotRestarted::Unchanged(Failure::new(error, refused.remedy)));
         }
         Err(_) => return Err(silent()),
     }

@@ -80,7 +80,7 @@ pub async fn apply(
         following.undo(&plan, &known, &wanted, &before, &mut nodes).await;
         return Err(failure);
     }
-    nodes.end(&plan.hosts, &rack.name)?;
+    nodes.end(&plan.hosts, rack)?;
     output.result(&all, |o| {
         if !all.is_empty() {
             o.table(&["what", "name", "change"], all.iter().map(row).collect());
@@ -227,6 +227,8 @@ impl Following<'_> {
             self.be_of(plan.first_text()).await?;
         }
         nodes.follow(hosts, plan.first_text(), &mut self.running).await?;
+        // Somebody may have begun to use them since it was looked.
+        nodes.check_gone(hosts).await?;
         for request in &changes.offered {
             self.offer(request).await?;
         }
@@ -254,13 +256,17 @@ impl Following<'_> {
         before: &Before,
         nodes: &mut RackNodes<'_>,
     ) {
-        nodes.end_started(&plan.hosts, &self.running.rack);
-        let followed = plan.hosts.followed.iter();
-        let done = followed.filter(|host| !self.running.behind.contains(host)).cloned();
-        self.running.behind = done.chain(before.behind.iter().cloned()).collect();
-        let mut undone = self.try_undo(known, &plan.changes, wanted, before).await;
+        let undoes = nodes.end_started(&self.running.rack);
+        // Noted first: where this ends in between, another `up` has them follow the file that is noted then, whichever.
+        let more = undoes.into_iter().filter(|host| !self.running.behind.contains(host));
+        let more: Vec<String> = more.collect();
+        self.running.behind.extend(more);
+        let mut undone = self.running.note(self.run_dir);
         if undone.is_ok() {
-            undone = nodes.take_back(&plan.hosts, &before.text, &mut self.running).await;
+            undone = self.try_undo(known, &plan.changes, wanted, before).await;
+        }
+        if undone.is_ok() {
+            undone = nodes.take_back(&before.text, &before.behind, &mut self.running).await;
         }
         if let Err(failure) = undone {
             let error = format!(

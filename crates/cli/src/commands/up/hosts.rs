@@ -57,6 +57,22 @@ impl HostChanges {
         *self == HostChanges::default()
     }
 
+    /// The hosts that are not in the rack any more, or not from now on.
+    pub fn gone(&self) -> BTreeSet<String> {
+        self.left.union(&self.ended).cloned().collect()
+    }
+
+    /// Which of the nodes that run now have been started since these changes were found, where all nodes go on anew.
+    pub fn late(&self, living: &BTreeSet<String>) -> BTreeSet<String> {
+        let changes = !(self.left.is_empty() && self.joined.is_empty());
+        let is_known = |host: &String| {
+            [&self.followed, &self.started, &self.left, &self.ended]
+                .iter()
+                .any(|it| it.contains(host))
+        };
+        living.iter().filter(|host| changes && !is_known(host)).cloned().collect()
+    }
+
     /// The nodes that have something to do before the rack is as its file says.
     pub fn behind(&self) -> Vec<String> {
         self.followed.union(&self.started).cloned().collect()
@@ -97,8 +113,14 @@ mod tests {
             [("a".to_owned(), ChangeKind::Removed), ("c".to_owned(), ChangeKind::Added)]
         );
         assert_eq!(changes.followed, named(&["b"]));
-        assert_eq!((changes.started, changes.ended), (named(&["c"]), named(&["a"])));
-        // A node that somebody ended stays so.
+        assert_eq!((&changes.started, &changes.ended), (&named(&["c"]), &named(&["a"])));
+        // One that was started meanwhile has read the file of before.
+        assert_eq!(changes.late(&named(&["a", "b", "c"])), named(&[]));
+        // A node that somebody ended stays so, or follows where somebody has started it meanwhile.
+        let (more, all) = (named(&["a", "b", "c"]), named(&["a", "b"]));
+        let one = HostsKnown { before: &all, after: &more, living: &named(&["a"]), ..known };
+        assert_eq!(HostChanges::between(one).followed, named(&["a"]));
+        assert_eq!(HostChanges::between(one).late(&more), named(&["b"]));
         let known = HostsKnown { before: &before, after: &before, living: &named(&["a"]), ..known };
         assert!(HostChanges::between(known).is_empty());
     }

@@ -8,9 +8,11 @@ use std::time::Duration;
 use rackbus_control::ControlClient;
 use rackbus_control::api::LeaseStage;
 use rackbus_control::node::RestartRequest;
+use rackbus_fabric::rack::Rack;
 
 use super::hosts::HostChanges;
 use super::{StartedProcess, ready, start_node};
+use crate::commands::restart::NotRestarted;
 use crate::commands::{down, restart};
 use crate::output::{Failure, Output, duration};
 use crate::paths::RunningRack;
@@ -32,6 +34,10 @@ pub struct RackNodes<'a> {
     program: PathBuf,
     /// Those that were started here.
     children: Vec<StartedProcess>,
+    /// The hosts whose nodes are among these.
+    begun: BTreeSet<String>,
+    /// Those that may go on with the new file: they were asked to, and have not refused.
+    asked: BTreeSet<String>,
 }
 
 impl<'a> RackNodes<'a> {
@@ -44,7 +50,8 @@ impl<'a> RackNodes<'a> {
         let program = std::env::current_exe().map_err(|cause| {
             Failure::new(format!("this program: {cause}"), "start it by its path")
         })?;
-        Ok(RackNodes { run_dir, client, output, program, children: Vec::new() })
+        let (begun, asked) = (BTreeSet::new(), BTreeSet::new());
+        Ok(RackNodes { run_dir, client, output, program, children: Vec::new(), begun, asked })
     }
 
     /// The hosts whose nodes run.
@@ -58,22 +65,8 @@ impl<'a> RackNodes<'a> {
 
     /// Refuses changes of which is known that they would fail.
     pub async fn check(&self, hosts: &HostChanges, text: &str) -> Result<(), Failure> {
-        self.check_leases(&hosts.left).await?;
-        for host in &hosts.left {
-            if let Some(vm) = rackbus_vm::registry::list(self.run_dir, host)?.first() {
-                let error = format!("host {host} leaves the rack, and VM {} runs on it", vm.name);
-                let remedy = format!("stop it with `rackbus vm stop {}`, {UNCHANGED}", vm.name);
-                return Err(Failure::new(error, remedy));
-            }
-        }
-        for host in &hosts.ended {
-            // What keeps it from being restarted is what others would lose with it.
-            let request = RestartRequest::of(self.program.clone());
-            if let Some(refused) = restart::obstacle(self.run_dir, host, request).await? {
-                let error = format!("host {host} leaves the rack: {}", refused.error);
-                return Err(Failure::new(error, format!("end that first; {UNCHANGED}")));
-            }
-        }
+        self.check_leases(&hosts.gone()).await?;
+        self.check_gone(hosts).await?;
         for host in &hosts.followed {
             let obstacle = restart::obstacle(self.run_dir, host, self.request(text));
             if let Some(refused) = obstacle.await? {
@@ -82,6 +75,32 @@ impl<'a> RackNodes<'a> {
                     refused.error
                 );
                 return Err(Failure::new(error, format!("{}; {UNCHANGED}", refused.remedy)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses that hosts leave while a VM runs there, or processes have something of their nodes.
+    pub async fn check_gone(&self, hosts: &HostChanges) -> Result<(), Failure> {
+        for host in &hosts.gone() {
+            if let Some(vm) = rackbus_vm::registry::list(self.run_dir, host)?.first() {
+                let error = format!("host {host} leaves the rack, and VM {} runs on it", vm.name);
+                let remedy = format!("stop it with `rackbus vm stop {}`, {UNCHANGED}", vm.name);
+                return Err(Failure::new(error, remedy));
+            }
+            if !RackNodes::living(self.run_dir).contains(host) {
+                continue;
+            }
+            // What keeps it from being restarted is what others would lose with it.
+            let request = RestartRequest::of(self.program.clone());
+            let obstacle = match restart::obstacle(self.run_dir, host, request).await {
+                // It has ended meanwhile, and with it what others had of it.
+                Err(_) if !RackNodes::living(self.run_dir).contains(host) => None,
+                answer => answer?,
+            };
+            if let Some(refused) = obstacle {
+                let error = format!("host {host} leaves the rack: {}", refused.error);
+                return Err(Failure::new(error, format!("end that first; {UNCHANGED}")));
             }
         }
         Ok(())
@@ -134,12 +153,16 @@ impl<'a> RackNodes<'a> {
         text: &str,
         running: &mut RunningRack,
     ) -> Result<(), Failure> {
-        for host in &hosts.followed {
+        // One that was started since it was looked which nodes run may have read the file of before.
+        let late = hosts.late(&RackNodes::living(self.run_dir));
+        for host in hosts.followed.union(&late) {
+            self.asked.insert(host.clone());
             self.restart(host, text).await?;
             self.done(host, running)?;
         }
         for host in &hosts.started {
             self.children.push(start_node(host, self.run_dir, false)?);
+            self.begun.insert(host.clone());
         }
         let all: BTreeSet<String> = hosts.followed.union(&hosts.started).cloned().collect();
         if !all.is_empty() {
@@ -159,13 +182,17 @@ impl<'a> RackNodes<'a> {
     }
 
     /// Has a node go on with a file of this text. One that is busy for a moment is asked again.
-    async fn restart(&self, host: &str, text: &str) -> Result<(), Failure> {
+    async fn restart(&mut self, host: &str, text: &str) -> Result<(), Failure> {
         let mut attempts = 1;
         let process = loop {
             match restart::restart(self.run_dir, host, self.request(text)).await {
                 Ok(process) => break process,
-                Err(failure) if attempts == ATTEMPTS => return Err(failure),
-                Err(_) => attempts += 1,
+                Err(NotRestarted::Unchanged(failure)) if attempts == ATTEMPTS => {
+                    self.asked.remove(host);
+                    return Err(failure);
+                }
+                Err(NotRestarted::Unchanged(_)) => attempts += 1,
+                Err(NotRestarted::Silent(failure)) => return Err(failure),
             }
             tokio::time::sleep(AGAIN).await;
         };
@@ -174,11 +201,12 @@ impl<'a> RackNodes<'a> {
         Ok(())
     }
 
-    /// Ends the nodes of hosts that left, and removes what they leave in the run directory.
-    pub fn end(&self, hosts: &HostChanges, rack: &str) -> Result<(), Failure> {
-        let gone: BTreeSet<&String> = hosts.left.union(&hosts.ended).collect();
+    /// Ends the nodes of hosts that left `rack`, and removes what they leave in the run directory, also what an `up` that
+    /// was killed has not removed.
+    pub fn end(&self, hosts: &HostChanges, rack: &Rack) -> Result<(), Failure> {
+        let gone = hosts.gone();
         for process in process::living(self.run_dir) {
-            let Some(host) = process.host.as_ref().filter(|host| gone.contains(host)) else {
+            let Some(host) = process.host.as_ref().filter(|host| gone.contains(*host)) else {
                 continue;
             };
             if !process.end() {
@@ -191,32 +219,51 @@ impl<'a> RackNodes<'a> {
             }
             self.output.progress(&format!("the node of {host} has ended"));
         }
-        gone.into_iter().for_each(|host| down::clean_host(self.run_dir, rack, host));
+        let living = RackNodes::living(self.run_dir);
+        let entries = std::fs::read_dir(self.run_dir).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let is_node = |host: &String| process::pid_file(self.run_dir, Some(host)).exists();
+        names
+            .filter(|host| is_node(host) && rack.host(host).is_none() && !living.contains(host))
+            .for_each(|host| down::clean_host(self.run_dir, &rack.name, &host));
         Ok(())
     }
 
-    /// Ends the nodes that were started here.
-    pub fn end_started(&mut self, hosts: &HostChanges, rack: &str) {
+    /// Ends the nodes that were started here. Which nodes do not go on with the file of before then, or do not run.
+    pub fn end_started(&mut self, rack: &str) -> BTreeSet<String> {
         for (name, mut child, _) in std::mem::take(&mut self.children).into_iter().rev() {
             self.output.progress(&format!("stopping {name}"));
             process::end_child(&mut child);
         }
-        hosts.started.iter().for_each(|host| down::clean_host(self.run_dir, rack, host));
+        self.begun.iter().for_each(|host| down::clean_host(self.run_dir, rack, host));
+        self.begun.union(&self.asked).cloned().collect()
     }
 
-    /// Has the nodes that followed go on with the file of before.
+    /// Has the nodes that may go on with the new file go on with that of before, all that can; `behind` are the hosts that
+    /// were to follow before that.
     pub async fn take_back(
-        &self,
-        hosts: &HostChanges,
+        &mut self,
         text: &str,
+        behind: &[String],
         running: &mut RunningRack,
     ) -> Result<(), Failure> {
-        for host in &hosts.followed {
-            if running.behind.contains(host) {
-                self.restart(host, text).await?;
-                self.done(host, running)?;
+        running.behind = behind.to_vec();
+        running.behind.extend(self.asked.iter().filter(|it| !behind.contains(it)).cloned());
+        running.note(self.run_dir)?;
+        let living = RackNodes::living(self.run_dir);
+        let mut first = Ok(());
+        for host in std::mem::take(&mut self.asked) {
+            // One that does not run reads the file when it is started.
+            let restarted = match living.contains(&host) {
+                true => self.restart(&host, text).await,
+                false if behind.contains(&host) => continue,
+                false => Ok(()),
+            };
+            match restarted {
+                Ok(()) => self.done(&host, running)?,
+                Err(failure) => first = first.and(Err(failure)),
             }
         }
-        Ok(())
+        first
     }
 }
