@@ -81,22 +81,8 @@ impl Args {
             Some(joined) => joined.run_dir.clone(),
             None => paths::find_run_dir(common)?,
         };
-        let mut from = match carried {
-            Some(carried) => carried,
-            None => RackSource::running(&run_dir, joined.is_some())?,
-        };
+        let (from, held) = self.hold_source(&run_dir, carried, joined.is_some())?;
         let state_dir = from.state_dir.join(&self.host);
-        // What the process before held, it holds: it is the same.
-        let held = match &inherited {
-            Some(_) => Vec::new(),
-            None => {
-                let held = self.hold_parts(&run_dir, &state_dir)?;
-                // Whoever has nodes follow another file notes it, and then looks which nodes there are. What was read
-                // before this one was among them may be overtaken.
-                from = RackSource::running(&run_dir, joined.is_some())?;
-                held
-            }
-        };
         if let Some(joined) = &mut joined {
             joined.listen(inherited.as_mut())?;
         }
@@ -138,6 +124,24 @@ impl Args {
             vfio::give_back(&taker, &[], &[]);
         }
         outcome
+    }
+
+    /// What the rack is, and what this process holds to be the host's node in it.
+    fn hold_source(
+        &self,
+        run_dir: &Path,
+        carried: Option<RackSource>,
+        joined: bool,
+    ) -> Result<(RackSource, Vec<File>), Failure> {
+        if let Some(carried) = carried {
+            // What the process before held, it holds: it is the same.
+            return Ok((carried, Vec::new()));
+        }
+        let from = RackSource::running(run_dir, joined)?;
+        let held = self.hold_parts(run_dir, &from.state_dir.join(&self.host))?;
+        // Whoever has nodes follow another file notes it, and then looks which nodes there are. What was read before this
+        // one was among them may be overtaken.
+        Ok((RackSource::running(run_dir, joined)?, held))
     }
 
     /// Makes this process the host's node and the only user of its state, for as long as the files are open.

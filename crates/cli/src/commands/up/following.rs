@@ -256,12 +256,13 @@ impl Following<'_> {
         before: &Before,
         nodes: &mut RackNodes<'_>,
     ) {
-        let undoes = nodes.end_started(&self.running.rack);
         // Noted first: where this ends in between, another `up` has them follow the file that is noted then, whichever.
-        let more = undoes.into_iter().filter(|host| !self.running.behind.contains(host));
+        let touched = nodes.touched().into_iter();
+        let more = touched.filter(|host| !self.running.behind.contains(host));
         let more: Vec<String> = more.collect();
         self.running.behind.extend(more);
         let mut undone = self.running.note(self.run_dir);
+        nodes.end_started(&self.running.rack);
         if undone.is_ok() {
             undone = self.try_undo(known, &plan.changes, wanted, before).await;
         }

@@ -229,14 +229,18 @@ impl<'a> RackNodes<'a> {
         Ok(())
     }
 
-    /// Ends the nodes that were started here. Which nodes do not go on with the file of before then, or do not run.
-    pub fn end_started(&mut self, rack: &str) -> BTreeSet<String> {
+    /// Which nodes may go on with the new file, or were started here.
+    pub fn touched(&self) -> BTreeSet<String> {
+        self.begun.union(&self.asked).cloned().collect()
+    }
+
+    /// Ends the nodes that were started here.
+    pub fn end_started(&mut self, rack: &str) {
         for (name, mut child, _) in std::mem::take(&mut self.children).into_iter().rev() {
             self.output.progress(&format!("stopping {name}"));
             process::end_child(&mut child);
         }
         self.begun.iter().for_each(|host| down::clean_host(self.run_dir, rack, host));
-        self.begun.union(&self.asked).cloned().collect()
     }
 
     /// Has the nodes that may go on with the new file go on with that of before, all that can; `behind` are the hosts that
