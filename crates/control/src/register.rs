@@ -390,7 +390,7 @@ impl CertificateRegister {
     }
 
     /// What is to be done at `now` beside all requests: revocations are [prolonged](CertificateRegister::tidied), then certificates
-    /// revoked of an authority that is [trusted no more](CertificateRegister::stranded), and last is forgotten what is over. Nothing
+    /// revoked of an authority that is trusted no more, and last is forgotten what is over. Nothing
     /// is left to do where it is empty.
     pub fn upkeep(&self, now: u64) -> Vec<RegisterChange> {
         let tidied = self.tidied(now);

@@ -7,11 +7,14 @@
 //! to a byte that one host alone stores to is lost, and it comes to rest in a bounded number of turns. Policies
 //! that are wrong, one for each rule, are found by the same checks.
 
-use std::collections::{BTreeMap, VecDeque};
+#[path = "coherence/lane.rs"]
+mod lane;
 
+use std::collections::VecDeque;
+
+use lane::Lane;
 use rackbus_seeds::{Random, Simulation};
 use rackbus_segment::coherence::{Batch, ConnectionSide, ConnectionWindow, PAGE};
-use rackbus_segment::landing::{LANDING_SLOT, LandingSlots};
 
 const SEEDS: u64 = 100_000;
 const HOSTS: usize = 3;
@@ -97,68 +100,6 @@ struct End {
     /// What is to be stored later, with a policy that is wrong.
     early: Option<(u64, Vec<Piece>)>,
     lane: Lane,
-}
-
-/// By what copies of this end land at the other one.
-#[derive(Debug, Default)]
-struct Lane {
-    slots: LandingSlots,
-    /// The landing memory: what is at each place.
-    memory: BTreeMap<u32, Vec<u8>>,
-    /// Where the copy is that is under way.
-    under_way: Option<u32>,
-    /// Where copies to other memory of the same host are.
-    others: Vec<u32>,
-    /// What did not end, and may arrive at any time.
-    late: Vec<(u32, Vec<u8>)>,
-}
-
-impl Lane {
-    /// Moves bytes: their place if that ended.
-    fn land(&mut self, bytes: &[u8], policy: Policy, random: &mut Random) -> Option<u32> {
-        let length = if bytes.is_empty() { 0 } else { LANDING_SLOT };
-        let place = self.slots.take(length as usize)?;
-        if random.below(6) > 0 {
-            self.put(place, bytes);
-            match policy {
-                Policy::SlotSoonFree => self.slots.give_back(place),
-                _ => self.under_way = Some(place),
-            }
-            return Some(place);
-        }
-        self.late.push((place, bytes.to_vec()));
-        match policy {
-            Policy::LandAfterLoss => self.slots.give_back(place),
-            _ => self.slots.lose(),
-        }
-        None
-    }
-
-    /// Bytes arrive at a place, where others may be.
-    fn put(&mut self, place: u32, bytes: &[u8]) {
-        let slot = self.memory.entry(place).or_insert_with(|| vec![0; COPY]);
-        slot[..bytes.len()].copy_from_slice(bytes);
-    }
-
-    /// A copy to other memory of the same host lands, or has taken effect.
-    fn land_other(&mut self, random: &mut Random) {
-        if random.below(2) == 0 {
-            if let Some(place) = self.slots.take(LANDING_SLOT as usize) {
-                self.put(place, &[u8::MAX; COPY]);
-                self.others.push(place);
-            }
-        } else if let Some(place) = self.others.pop() {
-            self.slots.give_back(place);
-        }
-    }
-
-    /// Something arrives that was given up.
-    fn arrive_late(&mut self, random: &mut Random) {
-        if !self.late.is_empty() {
-            let (place, bytes) = self.late.swap_remove(random.below(self.late.len()));
-            self.put(place, &bytes);
-        }
-    }
 }
 
 struct Rack {
