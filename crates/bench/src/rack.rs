@@ -231,7 +231,7 @@ impl BenchRack {
 }
 
 /// A page of metrics from the server at `socket`.
-fn scrape(socket: &Path) -> std::io::Result<String> {
+pub(crate) fn scrape(socket: &Path) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: rackbus\r\nConnection: close\r\n\r\n")?;
     let mut page = String::new();

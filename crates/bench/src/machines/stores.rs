@@ -10,7 +10,7 @@ use rackbus_attach::{LocalSegment, Mapping, RemoteSegment, SegmentOptions, Sessi
 use super::failed;
 use super::network::{Desk, RackMachine, free_address};
 use crate::BenchError;
-use crate::rack::BenchRack;
+use crate::rack::{BenchRack, scrape};
 use crate::report::median;
 
 /// The rack: two hosts with memory. What is copied at once is at most a quarter of that.
@@ -35,7 +35,7 @@ struct FarSegment {
 pub(super) struct FarPrograms {
     pub(super) on_alpha: Session,
     pub(super) on_beta: Session,
-    _machines: [RackMachine; 2],
+    machines: [RackMachine; 2],
     _desk: Desk,
 }
 
@@ -59,8 +59,22 @@ impl FarPrograms {
         let beta = desk.join("beta", &free_address()?, &[])?;
         let [on_alpha, on_beta] = [(&alpha, "alpha"), (&beta, "beta")]
             .map(|(machine, host)| again(|| Session::open(&machine.location(host))));
-        let (on_alpha, on_beta, _machines) = (on_alpha?, on_beta?, [alpha, beta]);
-        Ok(Some(FarPrograms { on_alpha, on_beta, _machines, _desk: desk }))
+        let (on_alpha, on_beta, machines) = (on_alpha?, on_beta?, [alpha, beta]);
+        Ok(Some(FarPrograms { on_alpha, on_beta, machines, _desk: desk }))
+    }
+
+    /// Bytes that beta's program has copied to alpha by an RDMA lane, as its node counts them.
+    ///
+    /// # Errors
+    /// When the node's metrics cannot be read.
+    pub(super) fn copied_by_lane(&self) -> Result<u64, BenchError> {
+        let socket = self.machines[1].location("beta").run_dir.join("beta/metrics.sock");
+        let page = scrape(&socket).map_err(BenchError::io("asking for metrics"))?;
+        let mut lines = page.lines().filter(|line| {
+            line.starts_with("rackbus_copied_to_machines_bytes_total{") && line.contains("lane")
+        });
+        let count = lines.next().and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        count.ok_or_else(|| failed("the node counts no copies by a lane"))
     }
 }
 

@@ -146,6 +146,7 @@ fn run_way(
         }
         let (case, load) = (named(what, way, bytes), (bytes, time));
         let case = Case { area: "machines", case: &case, peer_name: "UCX tcp", unit: "GB/s", runs };
+        let before = programs.copied_by_lane()?;
         report.compare(
             case,
             || rate(load, &mut copy),
@@ -156,6 +157,10 @@ fn run_way(
             },
             |ours, peer| ours / peer,
         )?;
+        // A row is of what its name says.
+        if (programs.copied_by_lane()? > before) == in_file.is_empty() {
+            return Err(failed(format!("{what}{way}: the bytes did not go by what it names")));
+        }
     }
     Ok(())
 }
