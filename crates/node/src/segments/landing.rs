@@ -29,7 +29,7 @@ fn memory() -> Result<SharedMemory, RegionError> {
 /// How many bytes this host's processes have copied to other machines.
 #[derive(Debug, Default)]
 pub struct CopiedBytes {
-    /// Those that landed.
+    /// Those that an RDMA lane moved to the owner's landing memory.
     pub by_lane: AtomicU64,
     /// Those that the link carried.
     pub by_link: AtomicU64,
