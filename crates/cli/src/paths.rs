@@ -45,6 +45,9 @@ pub struct RunningRack {
     /// Hosts whose nodes have still to go on with this file, or to be started, as `up` has them do where hosts come and go.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<String>,
+    /// Whether it was started with `--low-latency`: so are the nodes of hosts that join it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub low_latency: bool,
 }
 
 impl RunningRack {
@@ -89,6 +92,7 @@ impl RunningRack {
             text,
             joined: Vec::new(),
             behind: Vec::new(),
+            low_latency: false,
         })
     }
 }

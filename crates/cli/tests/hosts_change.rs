@@ -335,3 +335,21 @@ fn another_up_starts_what_one_that_was_killed_has_ended() {
     assert_eq!(hosts(&rack), ["alpha", "beta", "gamma", "delta"]);
     rack.give_back(&rack.borrow("beta/d", "delta"));
 }
+
+#[test]
+fn hosts_that_join_are_kept_awake_as_the_others_are() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let rack = Rack::described(THREE_HOSTS);
+    rack.good(&["up", "--low-latency", &rack.file()]);
+    follow(&rack, &format!("{}{MORE}", text_of(&rack)));
+    for host in ["alpha", "delta"] {
+        let folder = format!("/proc/{}/fd", rack.process(Some(host)).pid.as_raw_pid());
+        let mut files = std::fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+        let is_held = |fd: std::path::PathBuf| {
+            std::fs::read_link(fd).is_ok_and(|file| file.ends_with("cpu_dma_latency"))
+        };
+        assert!(files.any(is_held), "{host}");
+    }
+}

@@ -79,7 +79,8 @@ impl Args {
         paths::check_not_joined(&run_dir)?;
         check_nothing_runs(&rack.name, &run_dir)?;
         paths::make_private(&state_dir)?;
-        RunningRack::of(&rack, &self.file, &state_dir)?.note(&run_dir)?;
+        let running = RunningRack::of(&rack, &self.file, &state_dir)?;
+        RunningRack { low_latency: self.low_latency, ..running }.note(&run_dir)?;
         let begun = Instant::now();
         output.progress(&format!("starting rack {} in {}", rack.name, run_dir.display()));
         for RackDevice { function, kind, .. } in devices.iter().filter(|d| d.config.is_none()) {

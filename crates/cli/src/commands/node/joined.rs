@@ -127,6 +127,7 @@ impl JoinArgs {
             text,
             joined,
             behind,
+            low_latency: false,
         };
         known.note(&run_dir)?;
         let advertised = match &self.advertise {

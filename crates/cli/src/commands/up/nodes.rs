@@ -161,7 +161,7 @@ impl<'a> RackNodes<'a> {
             self.done(host, running)?;
         }
         for host in &hosts.started {
-            self.children.push(start_node(host, self.run_dir, false)?);
+            self.children.push(start_node(host, self.run_dir, running.low_latency)?);
             self.begun.insert(host.clone());
         }
         let all: BTreeSet<String> = hosts.followed.union(&hosts.started).cloned().collect();

@@ -133,6 +133,7 @@ mod tests {
             text: None,
             joined: Vec::new(),
             behind: Vec::new(),
+            low_latency: false,
         };
         running.note(run_dir).unwrap();
         let remedy = || identity(run_dir, "beta", ("alpha", "vm")).unwrap_err().remedy;
