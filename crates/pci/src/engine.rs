@@ -351,6 +351,11 @@ impl<'a> Runner<'a> {
                     self.pace.returned(self.endpoint.clock());
                 }
                 NextStep::Move => self.go_elsewhere(),
+                NextStep::LookForIdle => {
+                    if idle_ns().is_some_and(|idle| self.pace.saw_idle(idle)) {
+                        self.go_elsewhere();
+                    }
+                }
                 NextStep::Check => self.endpoint.check_user(),
                 NextStep::Sleep(deadline) => self.sleep(deadline),
             }
@@ -439,6 +444,14 @@ impl<'a> Runner<'a> {
 #[inline]
 fn count(polls: &AtomicU64) {
     polls.store(polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+/// How long all processors together have been idle since the system started, in steps of 10 ms; `None` where the system
+/// does not say so.
+fn idle_ns() -> Option<u64> {
+    let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
+    let seconds: f64 = uptime.split_whitespace().nth(1)?.parse().ok()?;
+    Some((seconds * 1e9) as u64)
 }
 
 fn pin(cpu: usize) {

@@ -4,6 +4,7 @@
 //! * [`config`]: its configuration space, driven by a table of fields.
 //! * [`interrupts`]: MSI-X and INTx as eventfds.
 //! * [`endpoint`]: the three above together with its DMA space: one whole function.
+//! * `shared`: when an engine that shares its processor leaves it for an idle one.
 //! * [`state`]: a function as a value, to continue with in another process.
 //! * [`operations`]: what a function has done, and how long it took.
 //! * [`machine`]: functions of this machine, for drivers in user space.
@@ -24,6 +25,7 @@ pub mod operations;
 pub mod pace;
 pub mod polled;
 pub mod programmed;
+mod shared;
 pub mod state;
 pub mod user;
 pub mod vfio_user;

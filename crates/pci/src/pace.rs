@@ -17,7 +17,8 @@
 //! last, as other engines do that have something to do now and then, nobody has to sleep: engines that are
 //! crowded take turns, each yields as soon as it finds nothing. A turn costs a switch, a sleep costs two and
 //! somebody who rings. The same holds for a driver that polls and yields on the engine's processor, and needs it for a
-//! microsecond for each command: while the engine spins, that driver sees no answer and sends nothing.
+//! microsecond for each command: while the engine spins, that driver sees no answer and sends nothing. A processor that is
+//! shared for long while another one is idle is left (`shared`).
 //!
 //! Where nobody rings ([`Work::Watch`]), a sleep after an unsuccessful spin is a short one. If the poll after it finds
 //! nothing again, there is no further spin: the wait goes on, and its whole length is what the next spin learns from.
@@ -30,6 +31,7 @@
 use rackbus_memory::AdaptiveSpin;
 
 use crate::function::Work;
+use crate::shared::SharedProcessor;
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
@@ -62,6 +64,8 @@ pub enum NextStep {
     Yield,
     /// Goes to another processor, if it may, and polls.
     Move,
+    /// [Says](Pace::saw_idle) how long processors have been idle, goes to another one if that is the answer, and polls.
+    LookForIdle,
     /// Checks that its user is still there, and polls.
     Check,
     /// Sleeps until something rings, or until this time.
@@ -88,6 +92,7 @@ pub struct Pace {
     crowded_until: u64,
     /// The same where those others gave the processor back soon: until when it takes turns with them.
     turns_until: u64,
+    processor: SharedProcessor,
     /// When it moved last, and for how long it stays.
     moved_ns: u64,
     stay_ns: u64,
@@ -111,6 +116,7 @@ impl Pace {
             short_yields,
             crowded_until,
             turns_until,
+            processor: SharedProcessor::new(),
             moved_ns,
             stay_ns,
         }
@@ -148,19 +154,39 @@ impl Pace {
         if after_ns <= SHARED_NS {
             // Nobody else wanted the processor, or somebody who needs it for a moment now and then.
             self.short_yields = self.short_yields.saturating_add(1);
-            self.turns_until = if after_ns > SWITCH_NS { now_ns + STAY_NS } else { 0 };
+            if after_ns > SWITCH_NS {
+                self.turns_until = now_ns + STAY_NS;
+                self.processor.others_ran(self.now_ns, now_ns);
+            } else {
+                self.turns_until = 0;
+            }
         } else if std::mem::take(&mut self.short_yields) < RARE {
             self.shared = true;
+            self.processor.others_ran(self.now_ns, now_ns);
             return;
         } else if after_ns <= GAP_NS {
             // The system gave who had little of the processor its part. That time was no spin.
             self.turns_until = now_ns + STAY_NS;
+            self.processor.others_ran(self.now_ns, now_ns);
             self.idle_since = Some(now_ns);
         } else {
             // The next look finds the gap.
             return;
         }
         self.now_ns = now_ns;
+    }
+
+    /// Whether it goes to another processor, now that all processors together have been idle for `idle_ns` since the
+    /// system started.
+    pub fn saw_idle(&mut self, idle_ns: u64) -> bool {
+        let moves = self.processor.moves(idle_ns, self.now_ns);
+        if moves {
+            (self.moved_ns, self.stay_ns) = (self.now_ns, STAY_NS);
+            (self.shared, self.crowded_until, self.turns_until) = (false, 0, 0);
+            // The time that somebody else had was no spin.
+            self.idle_since = Some(self.now_ns);
+        }
+        moves
     }
 
     /// What follows a poll that found `work`.
@@ -216,6 +242,9 @@ impl Pace {
             self.idle_since = Some(now_ns);
             return NextStep::Check;
         }
+        if self.processor.is_due(now_ns) {
+            return NextStep::LookForIdle;
+        }
         if std::mem::take(&mut self.shared) {
             if now_ns.saturating_sub(self.moved_ns) >= self.stay_ns {
                 // Soon after the last move: that did not help.
@@ -235,6 +264,10 @@ impl Pace {
         let spun = now_ns.saturating_sub(*self.idle_since.get_or_insert(now_ns));
         let turns = now_ns < self.turns_until;
         let crowded = !turns && now_ns < self.crowded_until && spun >= ALONE_NS;
+        if crowded {
+            // It does not yield, so that nobody tells.
+            self.processor.others_ran(now_ns, now_ns);
+        }
         // Others had most of that time.
         let budget = if turns { self.spin.longest_ns() } else { self.spin.budget_ns() };
         if crowded || spun >= budget {
@@ -249,229 +282,4 @@ impl Pace {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_comes_to_one_that_stayed_awake_was_no_wait_in_vain() {
-        let (spin, mut now) = (AdaptiveSpin::default(), 0);
-        let before = spin.budget_ns();
-        let mut pace = Pace::new(spin, now);
-        assert_eq!(self::spin(&mut pace, &mut now, 0), NextStep::Sleep(None));
-        pace.stayed_awake(now);
-        pace.after(Work::Done, || now);
-        // Long after, which would be the length of the sleep.
-        pace.disturbed(now + 40_000_000);
-        assert!(pace.spin.budget_ns() >= before, "{} of {before}", pace.spin.budget_ns());
-    }
-
-    /// Polls that find nothing until something else than a poll follows, a microsecond for each look.
-    fn spin(pace: &mut Pace, now: &mut u64, yield_ns: u64) -> NextStep {
-        for _ in 0..100_000 {
-            let next = pace.after(Work::Idle, || {
-                *now += 1000;
-                *now
-            });
-            match next {
-                NextStep::Poll => {}
-                NextStep::Yield => {
-                    *now += yield_ns;
-                    pace.returned(*now);
-                }
-                other => return other,
-            }
-        }
-        panic!("it spins for ever");
-    }
-
-    #[test]
-    fn a_spin_alone_ends_in_sleep() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        now += 10 * STAY_NS;
-        pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
-    }
-
-    /// Where nobody rings, an engine that found nothing looks from time to time, without a spin at each look, and
-    /// spins again when work has come.
-    #[test]
-    fn an_engine_that_nobody_rings_sleeps_for_a_while_and_looks() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        now += 10 * STAY_NS;
-        pace.disturbed(now);
-        let budget = pace.spin.budget_ns();
-        let next = |pace: &mut Pace, now: &mut u64, work| {
-            for _ in 0..100_000 {
-                match pace.after(work, || {
-                    *now += 1000;
-                    *now
-                }) {
-                    NextStep::Poll | NextStep::Yield => {}
-                    other => return other,
-                }
-            }
-            panic!("it spins for ever");
-        };
-        let slept = next(&mut pace, &mut now, Work::Watch(50_000));
-        assert_eq!(slept, NextStep::Sleep(Some(now + 50_000)));
-        for _ in 0..10 {
-            now += 50_000;
-            assert!(!pace.disturbed(now));
-            // The very next poll.
-            let looked = pace.after(Work::Watch(60_000), || panic!("the time is known"));
-            assert_eq!(looked, NextStep::Sleep(Some(now + 60_000)));
-        }
-        assert_eq!(pace.spin.budget_ns(), budget, "what has not ended teaches nothing");
-        pace.after(Work::Done, || now);
-        assert!(pace.spin.budget_ns() < budget, "so long a wait is no spin's");
-        assert_eq!(pace.after(Work::Watch(50_000), || now), NextStep::Poll);
-    }
-
-    #[test]
-    fn an_engine_that_is_not_alone_moves_and_then_spins_anew() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        now += 10 * STAY_NS;
-        pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 3_000_000), NextStep::Move);
-        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
-    }
-
-    #[test]
-    fn an_engine_that_waits_long_for_its_processor_moves_too() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        now += 10 * STAY_NS;
-        pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), NextStep::Check);
-        assert_eq!(spin(&mut pace, &mut now, 2 * GAP_NS), NextStep::Move);
-    }
-
-    #[test]
-    fn after_a_gap_the_user_is_checked_and_only_then() {
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), 0);
-        let mut now = 0;
-        for work in [Work::Done, Work::Idle] {
-            for step in [GAP_NS / 32, GAP_NS] {
-                let checks = (0..4 * POLLS_PER_CLOCK).filter(|_| {
-                    pace.after(work, || {
-                        now += step + 1;
-                        now
-                    }) == NextStep::Check
-                });
-                assert_eq!(checks.count(), if step == GAP_NS { 4 } else { 0 }, "{work:?} {step}");
-            }
-        }
-        assert!(!pace.disturbed(now + GAP_NS) && pace.disturbed(now + 3 * GAP_NS));
-    }
-
-    #[test]
-    fn where_all_processors_are_busy_spins_are_short() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        // It moved, and is not alone there either.
-        pace.moved_ns = now;
-        assert_eq!(spin(&mut pace, &mut now, 100_000), NextStep::Sleep(None));
-        now += 10_000;
-        pace.disturbed(now);
-        let begun = now;
-        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
-        assert!(now - begun <= 2 * ALONE_NS, "{} ns", now - begun);
-        // Later it tries again.
-        now += 10 * STAY_NS;
-        pace.disturbed(now);
-        let begun = now;
-        assert_eq!(spin(&mut pace, &mut now, 300), NextStep::Sleep(None));
-        assert!(now - begun > 3 * ALONE_NS, "{} ns", now - begun);
-    }
-
-    /// Others that give the processor back within a spin are taken turns with: it yields at each look, and sleeps
-    /// when there was nothing for as long as a spin lasts.
-    #[test]
-    fn engines_that_are_crowded_take_turns() {
-        let (mut now, turn) = (1, 2 * SHARED_NS);
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        // It has been elsewhere, and was not alone there either.
-        (pace.moved_ns, pace.stay_ns) = (now, STAY_LIMIT_NS);
-        let look = |pace: &mut Pace, now: &mut u64| loop {
-            let next = pace.after(Work::Idle, || {
-                *now += 100;
-                *now
-            });
-            if next != NextStep::Poll {
-                return next;
-            }
-        };
-        assert_eq!(look(&mut pace, &mut now), NextStep::Yield);
-        let (begun, mut yields) = (now + turn, 0);
-        for _ in 0..20 {
-            now += turn;
-            pace.returned(now);
-            assert_eq!(look(&mut pace, &mut now), NextStep::Yield);
-            pace.after(Work::Done, || now);
-            yields += 1;
-        }
-        assert!(now - begun < yields * (turn + 2 * 100), "it spins between its turns");
-        let slept = spin(&mut pace, &mut now, turn);
-        assert_eq!(slept, NextStep::Sleep(None), "nothing came in {} ns", pace.spin.longest_ns());
-        // Somebody who does not give it back.
-        pace.disturbed(now);
-        assert_eq!(spin(&mut pace, &mut now, 3_000_000), NextStep::Sleep(None));
-        assert!(now < pace.crowded_until && pace.turns_until == 0);
-    }
-
-    /// A driver on the same processor that needs it for a few microseconds at a time gets it whenever there is nothing to
-    /// do, and nobody sleeps or goes elsewhere; once it wants the processor no more, the engine spins as one that is alone.
-    #[test]
-    fn one_who_needs_the_processor_for_a_moment_gets_it_at_once() {
-        let mut now = 10 * STAY_NS;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), 0);
-        pace.disturbed(now);
-        assert_eq!(next(&mut pace, &mut now), NextStep::Yield, "it spun for a while");
-        for _ in 0..1000 {
-            now += 2 * SWITCH_NS;
-            pace.returned(now);
-            assert_eq!(pace.after(Work::Done, || now), NextStep::Poll);
-            // Work takes long, which says nothing of the other one.
-            now += 2 * SHARED_NS;
-            assert_eq!(pace.after(Work::Idle, || now), NextStep::Yield);
-        }
-        // Once it has the processor for long, which is rare.
-        now += 3_000_000;
-        pace.returned(now);
-        assert_eq!(pace.after(Work::Idle, || now), NextStep::Yield);
-        now += SWITCH_NS / 2;
-        pace.returned(now);
-        pace.after(Work::Done, || now);
-        let begun = now;
-        assert_eq!(next(&mut pace, &mut now), NextStep::Yield);
-        assert!(now - begun >= ALONE_NS, "it yields after {} ns alone", now - begun);
-    }
-
-    /// What follows polls that find nothing, 100 ns for each look, and is no poll.
-    fn next(pace: &mut Pace, now: &mut u64) -> NextStep {
-        loop {
-            let next = pace.after(Work::Idle, || {
-                *now += 100;
-                *now
-            });
-            if next != NextStep::Poll {
-                return next;
-            }
-        }
-    }
-
-    #[test]
-    fn where_all_processors_are_busy_moves_become_rare() {
-        let mut now = 1;
-        let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
-        let mut moves = 0;
-        while now < 10_000_000_000 {
-            pace.disturbed(now);
-            moves += u32::from(spin(&mut pace, &mut now, 3_000_000) == NextStep::Move);
-        }
-        assert!((5..60).contains(&moves), "{moves} moves in ten seconds");
-    }
-}
+mod tests;

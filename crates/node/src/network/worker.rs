@@ -208,7 +208,7 @@ impl<D: FrameDevice> Running<'_, D> {
             }
             let lingers = |now: u64| idle_since.is_some_and(|since| now < since + LINGER_NS);
             match pace.after(work, || self.port_queue.now_ns()) {
-                NextStep::Poll | NextStep::Check | NextStep::Move => {}
+                NextStep::Poll | NextStep::Check | NextStep::Move | NextStep::LookForIdle => {}
                 NextStep::Yield => {
                     std::thread::yield_now();
                     pace.returned(self.port_queue.now_ns());

@@ -235,7 +235,7 @@ impl World {
         // A spin takes as long as it takes, and a yield as long as others like.
         clock.state().now_ns += 200;
         match self.pace.after(work, || clock.state().now_ns) {
-            NextStep::Poll | NextStep::Move | NextStep::Check => {}
+            NextStep::Poll | NextStep::Move | NextStep::LookForIdle | NextStep::Check => {}
             NextStep::Yield => {
                 self.disk.state().now_ns += self.random.below(50_000) as u64;
                 self.pace.returned(self.now_ns());
