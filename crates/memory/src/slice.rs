@@ -98,6 +98,36 @@ impl<'a> DmaSlice<'a> {
         count
     }
 
+    /// Whether it has these bytes and no others, each read once.
+    pub fn has_bytes(&self, bytes: &[u8]) -> bool {
+        const WORD: usize = size_of::<u64>();
+        // So many words for each decision: they are on their way from memory together.
+        const WORDS: usize = 8;
+        if bytes.len() != self.length {
+            return false;
+        }
+        let (mut at, is_aligned) = (0, self.aligned::<AtomicU64>(0).is_some());
+        for there in bytes.chunks_exact(WORD * WORDS).take_while(|_| is_aligned) {
+            let mut differ = 0;
+            for (nth, word) in there.as_chunks::<WORD>().0.iter().enumerate() {
+                // SAFETY: inside, as `bytes` are as many, and aligned, as the first is.
+                let here =
+                    unsafe { &*self.start.as_ptr().add(at + nth * WORD).cast::<AtomicU64>() };
+                differ |= here.load(Ordering::Relaxed) ^ u64::from_ne_bytes(*word);
+            }
+            if differ != 0 {
+                return false;
+            }
+            at += WORD * WORDS;
+        }
+        let mut here = [0; WORD * WORDS];
+        bytes[at..].chunks(here.len()).enumerate().all(|(nth, there)| {
+            let here = &mut here[..there.len()];
+            let part = self.part(at + nth * WORD * WORDS, there.len());
+            part.is_some_and(|part| part.copy_to(here) == there.len()) && *here == *there
+        })
+    }
+
     /// Copies `data` to here: as many bytes as both have; returns that number.
     #[inline]
     pub fn copy_from(&self, data: &[u8]) -> usize {
@@ -312,5 +342,29 @@ impl PinnedPieces {
     /// Whether pieces meet at multiples of `size` bytes only.
     pub fn meet_at(&self, size: usize) -> bool {
         self.rest.iter().all(|(start, _)| start.is_multiple_of(size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::SharedMemory;
+
+    #[test]
+    fn memory_has_its_own_bytes_and_no_others() {
+        let memory = SharedMemory::create("slice", 4096).unwrap();
+        let bytes: Vec<u8> = (0..4096).map(|at| (at % 251) as u8).collect();
+        memory.whole().copy_from(&bytes);
+        for (offset, length) in [(0, 4096), (0, 0), (8, 64), (64, 200), (3, 130), (4090, 6)] {
+            let part = memory.whole().part(offset, length).unwrap();
+            let mut there = bytes[offset..offset + length].to_vec();
+            assert!(part.has_bytes(&there), "{length} from {offset}");
+            for at in 0..length {
+                there[at] ^= 0x80;
+                assert!(!part.has_bytes(&there), "{at} of {length} from {offset}");
+                there[at] ^= 0x80;
+            }
+            there.push(0);
+            assert!(!part.has_bytes(&there), "one more than {length} from {offset}");
+        }
     }
 }

@@ -73,6 +73,10 @@ impl PairState {
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
                 let Some(part) = memory.part(at as usize, length) else { return };
+                let before = &pages.get(&page).map_or(self.window.known(page), |it| it)[..length];
+                if part.has_bytes(before) {
+                    continue;
+                }
                 part.copy_to(&mut now[..length]);
                 now[length..].fill(0);
                 differs |= self.note(page, &now, pages);
