@@ -18,7 +18,7 @@ use crate::session::{AttachError, Session, lock};
 const PARTS: usize = 2;
 /// How many bytes each of them has at most.
 const PART: usize = COPY_BUFFER as usize / PARTS;
-/// Parts of one copy as the node knows it; after these, others who want something of the node have a turn.
+/// Parts after which others who want something of the node have a turn.
 const TURN: usize = 4;
 
 /// Bytes that are copied from: puts those from a place on into memory, as many as it has room for, and says how many.
@@ -26,7 +26,24 @@ pub type CopySource<'a> = dyn Fn(usize, DmaSlice<'_>) -> usize + 'a;
 
 /// The memory that a session copies from, from its first copy on.
 #[derive(Debug, Default)]
-pub(crate) struct CopyBuffer(Mutex<Option<SharedMemory>>);
+pub(crate) struct CopyBuffer(Mutex<CopyState>);
+
+#[derive(Debug, Default)]
+struct CopyState {
+    memory: Option<SharedMemory>,
+    /// Where the copy goes on of which the node had a part last: the connection, and the first byte.
+    next: Option<(Handle, u64)>,
+}
+
+/// Parts of a copy that are asked for in one turn.
+struct CopyTurn {
+    /// Their bytes, of those of the copy.
+    range: std::ops::Range<usize>,
+    /// Whether the node had the part before them last of all copies.
+    follows: bool,
+    /// Bytes of the whole copy.
+    length: usize,
+}
 
 impl Session {
     /// Copies `length` bytes to `offset` of the memory that a connection to another machine leads to. Whether all are
@@ -47,19 +64,23 @@ impl Session {
         let mut from = 0;
         while from < length {
             // For one turn: others copy in between.
-            let mut buffer = lock(&self.copy_buffer().0);
+            let mut state = lock(&self.copy_buffer().0);
             if stop() {
                 return Ok(false);
             }
-            if buffer.is_none() {
-                *buffer = match self.call(&SessionRequest::CopyBuffer)? {
+            if state.memory.is_none() {
+                state.memory = match self.call(&SessionRequest::CopyBuffer)? {
                     (Reply::Memory, mut beside) => Some(beside.shared_memory(COPY_BUFFER.into())?),
                     _ => return Err(AttachError::Protocol),
                 };
             }
-            let Some(buffer) = buffer.as_ref() else { return Err(AttachError::Protocol) };
+            let next = state.next.take();
+            let follows = from > 0 && next == Some((connection, offset + from as u64));
+            let Some(buffer) = state.memory.as_ref() else { return Err(AttachError::Protocol) };
             let until = length.min(from + TURN * PART);
-            self.copy_turn((connection, offset), source, from..until, buffer)?;
+            let turn = CopyTurn { range: from..until, follows, length };
+            self.copy_turn((connection, offset), source, &turn, buffer)?;
+            state.next = Some((connection, offset + until as u64));
             from = until;
         }
         Ok(true)
@@ -70,9 +91,10 @@ impl Session {
         &self,
         (connection, offset): (Handle, u64),
         source: &CopySource<'_>,
-        range: std::ops::Range<usize>,
+        turn: &CopyTurn,
         buffer: &SharedMemory,
     ) -> Result<(), AttachError> {
+        let range = &turn.range;
         let mut line = self.line()?;
         let (mut begun, mut outcome) = (0, Ok(()));
         for (nth, at) in range.clone().step_by(PART).enumerate() {
@@ -90,7 +112,8 @@ impl Session {
                 break;
             }
             let (from, length) = (place as u32, length as u32);
-            let (follows, more) = (nth > 0, at + (length as usize) < range.end);
+            let follows = nth > 0 || turn.follows;
+            let more = at + (length as usize) < turn.length;
             let offset = offset + at as u64;
             #[rustfmt::skip]
             let request = SessionRequest::Copy { connection, offset, from, length, follows, more };

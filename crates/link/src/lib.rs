@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 /// segments have locks, and flushes that are passed on; since version 3 they say of a connection that ends whether its
 /// process has died; since version 4 what was copied goes by messages of its own, and since version
 /// 5 its bytes may go beside the link.
-pub const VERSIONS: Versions = Versions::new(1, 5);
+pub const VERSIONS: Versions = Versions::new(1, 6);
 
 /// What a connecting node says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

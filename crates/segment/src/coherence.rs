@@ -18,15 +18,18 @@
 //! *Copies.* Who copies many bytes to a place knows that he does. Such a range is told without being compared, in the batch
 //! of a snapshot that is taken behind it: so what was stored before the copy is there before any of its bytes. Its own
 //! bytes have no order among each other, as those of a DMA engine: a peer need not keep anybody from them while they take
-//! effect, and what follows of a long copy is a batch without a snapshot.
+//! effect, and what follows of a long copy is a batch without a snapshot. Such batches do not wait for each other
+//! ([`MOST_UNDER_WAY`]): they take effect in their order, and the next snapshot is taken when all of them have.
 //!
-//! *Bounds.* One batch is under way each way, and has each byte once, in rising order, and one range that was copied: a peer
-//! can make this side hold as much as twice the segment's size of it, and no more.
+//! *Bounds.* One batch with stores is under way each way, and has each byte once, in rising order, and one range that was
+//! copied; behind it are some that have one such range and no stores. So a peer can make this side hold as much as that many
+//! times the segment's size of it, and no more.
 
 mod shadow;
 mod stores;
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use shadow::{Shadow, differences};
@@ -34,6 +37,9 @@ pub use stores::{Batch, BatchPart, CopiedPart, Stores};
 
 /// Bytes of the pieces that memory is compared in.
 pub const PAGE: usize = 4096;
+
+/// Batches that are under way at a time each way, at most: behind the first, those that go on with a copy.
+pub const MOST_UNDER_WAY: usize = 4;
 
 /// Which end of a connection it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,14 +77,14 @@ pub struct ConnectionWindow {
     shadow: Shadow,
     /// Number of the last batch that was sent.
     sent: u64,
-    /// Where its stores are, until it has taken effect.
-    under_way: Option<Vec<(u64, u32)>>,
+    /// Of those that have not taken effect, the number, and where the stores are.
+    under_way: VecDeque<(u64, Vec<(u64, u32)>)>,
     /// Number of the last batch that came, all of it.
     heard: u64,
     /// What has come of the next one.
     arriving: Arrived,
-    /// What has come, all of it, and has not taken effect.
-    staged: Option<Arrived>,
+    /// What has come, all of each batch, and has not taken effect: by the numbers.
+    staged: VecDeque<(u64, Arrived)>,
 }
 
 /// What came of a batch.
@@ -97,10 +103,10 @@ impl ConnectionWindow {
             write,
             shadow: Shadow::default(),
             sent: 0,
-            under_way: None,
+            under_way: VecDeque::new(),
             heard: 0,
             arriving: Arrived::default(),
-            staged: None,
+            staged: VecDeque::new(),
         }
     }
 
@@ -114,9 +120,14 @@ impl ConnectionWindow {
         self.side == ConnectionSide::Home || self.write
     }
 
-    /// Whether a batch is under way: the next one waits for it.
+    /// Whether a batch is under way: the next snapshot waits for it.
     pub fn is_waiting(&self) -> bool {
-        self.under_way.is_some()
+        !self.under_way.is_empty()
+    }
+
+    /// Whether a batch that was sent has taken effect at the other side.
+    pub fn has_applied(&self, batch: u64) -> bool {
+        self.under_way.front().is_none_or(|(oldest, _)| *oldest > batch)
     }
 
     /// Number of the last batch that was sent, and of the last one that came.
@@ -163,6 +174,17 @@ impl ConnectionWindow {
                 outside(&copied.places, (at, run), |offset, bytes| stores.push(offset, bytes));
             });
         }
+        Some(self.sent_batch(stores, copied))
+    }
+
+    /// A batch that goes on with a copy, as [`collect_with`](ConnectionWindow::collect_with) makes it without pages, behind
+    /// those that are under way: at most [`MOST_UNDER_WAY`] together.
+    pub fn go_on_with(&mut self, (offset, bytes): (u64, Vec<u8>)) -> Option<Batch> {
+        let has_room = self.under_way.len() < MOST_UNDER_WAY && self.tells();
+        has_room.then(|| self.sent_batch(Stores::default(), Stores::of(offset, bytes)))
+    }
+
+    fn sent_batch(&mut self, stores: Stores, copied: Stores) -> Batch {
         for (offset, bytes) in stores.iter().chain(copied.iter()) {
             self.shadow.set(offset, bytes);
         }
@@ -170,8 +192,8 @@ impl ConnectionWindow {
         let mut places: Vec<(u64, u32)> =
             stores.places.iter().chain(&copied.places).copied().collect();
         places.sort_unstable();
-        self.under_way = Some(places);
-        Some(Batch { number: self.sent, stores, copied })
+        self.under_way.push_back((self.sent, places));
+        Batch { number: self.sent, stores, copied }
     }
 
     /// A part of a batch has come; whether it was the last one, so that the batch can
@@ -187,6 +209,10 @@ impl ConnectionWindow {
         data: &[u8],
     ) -> Result<bool, Violation> {
         self.is_due(batch)?;
+        if !self.staged.is_empty() {
+            // Only copies go on behind what has not taken effect.
+            return Err(Violation::Number(batch));
+        }
         if !self.arriving.copied.is_empty() {
             // What was copied comes last.
             return Err(Violation::Place);
@@ -247,7 +273,7 @@ impl ConnectionWindow {
 
     /// Whether parts of this batch may come now.
     fn is_due(&self, batch: u64) -> Result<(), Violation> {
-        if batch != self.heard + 1 || self.staged.is_some() {
+        if batch != self.heard + 1 || self.staged.len() == MOST_UNDER_WAY {
             return Err(Violation::Number(batch));
         }
         match self.side == ConnectionSide::Home && !self.write {
@@ -260,7 +286,7 @@ impl ConnectionWindow {
     fn came(&mut self, batch: u64, last: bool) -> bool {
         if last {
             self.heard = batch;
-            self.staged = Some(std::mem::take(&mut self.arriving));
+            self.staged.push_back((batch, std::mem::take(&mut self.arriving)));
         }
         last
     }
@@ -268,55 +294,58 @@ impl ConnectionWindow {
     /// The range that nobody is to see in part when what came takes effect, which is without what was copied: its first byte,
     /// and how many bytes.
     pub fn staged_range(&self) -> Option<(u64, u64)> {
-        let places = &self.staged.as_ref()?.stores.places;
+        // Those behind the first have only copies.
+        let places = &self.staged.front()?.1.stores.places;
         let (first, last) = (places.first()?, places.last()?);
         Some((first.0, last.0 + u64::from(last.1) - first.0))
     }
 
     /// Whether something that was copied takes effect with what came.
     pub fn has_copied(&self) -> bool {
-        self.staged.as_ref().is_some_and(|staged| !staged.copied.is_empty())
+        self.staged.iter().any(|(_, staged)| !staged.copied.is_empty())
     }
 
-    /// What came takes effect now: its number, and what is to be stored here, as a whole and before the next
+    /// The next batch that came takes effect now: its number, and what is to be stored here, as a whole and before the next
     /// snapshot, before the other side is told that it took effect.
     pub fn take_effect(&mut self) -> Option<(u64, Stores)> {
-        let Arrived { stores, copied } = self.staged.take()?;
+        let (batch, Arrived { stores, copied }) = self.staged.pop_front()?;
         let stores = self.without_own(stores).with(self.without_own(copied));
         for (offset, bytes) in stores.iter() {
             self.shadow.set(offset, bytes);
         }
-        Some((self.heard, stores))
+        Some((batch, stores))
     }
 
     /// The other side says that a batch took effect there.
     ///
     /// # Errors
-    /// [`Violation::Number`] when it is not under way.
+    /// [`Violation::Number`] when it is not the oldest that is under way.
     pub fn applied(&mut self, batch: u64) -> Result<(), Violation> {
-        if self.under_way.is_none() || batch != self.sent {
+        if self.under_way.front().is_none_or(|(oldest, _)| *oldest != batch) {
             return Err(Violation::Number(batch));
         }
         // What came before this answer is from before the batch, whenever it takes effect.
-        if let Some(Arrived { stores, copied }) = self.staged.take() {
+        for (number, Arrived { stores, copied }) in std::mem::take(&mut self.staged) {
             let (stores, copied) = (self.without_own(stores), self.without_own(copied));
-            self.staged = Some(Arrived { stores, copied });
+            self.staged.push_back((number, Arrived { stores, copied }));
         }
-        self.under_way = None;
+        self.under_way.pop_front();
         Ok(())
     }
 
     /// At a replica: without the bytes that are under way from here.
     fn without_own(&self, stores: Stores) -> Stores {
-        let own = match (self.side, &self.under_way) {
-            (ConnectionSide::Replica, Some(own)) if !own.is_empty() => own,
-            _ => return stores,
-        };
-        let mut others = Stores::default();
-        for store in stores.iter() {
-            outside(own, store, |offset, bytes| others.push(offset, bytes));
+        if self.side == ConnectionSide::Home {
+            return stores;
         }
-        others
+        let places = self.under_way.iter().map(|(_, places)| places);
+        places.filter(|own| !own.is_empty()).fold(stores, |stores, own| {
+            let mut others = Stores::default();
+            for store in stores.iter() {
+                outside(own, store, |offset, bytes| others.push(offset, bytes));
+            }
+            others
+        })
     }
 }
 
@@ -467,6 +496,42 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_goes_on_with_a_copy_waits_for_nothing_and_takes_effect_in_its_order() {
+        let mut here = ConnectionWindow::new(ConnectionSide::Replica, SIZE, true);
+        let mut there = home(true);
+        let first = here.collect_with([], (0, vec![1; 9])).unwrap();
+        let mut sent = vec![first];
+        while let Some(batch) = here.go_on_with((9 * sent.len() as u64, vec![1; 9])) {
+            sent.push(batch);
+        }
+        assert_eq!(sent.len(), MOST_UNDER_WAY);
+        assert!(here.collect([]).is_none() && !here.has_applied(1), "a snapshot waits for all");
+        for batch in &sent {
+            let (offset, bytes) = batch.copied().unwrap();
+            assert_eq!(there.hear_copied(batch.number(), true, offset, bytes), Ok(true));
+        }
+        let next = sent.len() as u64 + 1;
+        assert_eq!(
+            there.hear_copied(next, true, 0, vec![1]),
+            Err(Violation::Number(next)),
+            "too many"
+        );
+        // What the home says of a time before it has the last one is not for its bytes, whatever was answered meanwhile.
+        assert_eq!(here.hear(1, true, &[(8, 2)], &[7, 8]), Ok(true));
+        for (nth, batch) in sent.iter().enumerate() {
+            let (number, stores) = there.take_effect().unwrap();
+            assert_eq!((number, stores.iter().next().unwrap().0), (batch.number(), 9 * nth as u64));
+            assert_eq!(there.hear(next, true, &[(0, 1)], &[1]).is_err(), nth + 1 < sent.len());
+            assert_eq!(here.applied(number + 1), Err(Violation::Number(number + 1)));
+            here.applied(number).unwrap();
+            assert!(here.has_applied(number));
+            assert_eq!(here.has_applied(number + 1), number == next - 1);
+        }
+        assert_eq!(here.take_effect().unwrap().1, Stores::default());
+        assert!(here.collect([]).is_some());
     }
 
     #[test]

@@ -43,6 +43,11 @@ impl FlushLedger {
         self.unpassed = true;
     }
 
+    /// Whether something that took effect at a home is to be at further machines, and not known to be.
+    pub fn is_passing(&self) -> bool {
+        self.unpassed || self.covers.is_some()
+    }
+
     /// A cycle has ended that was for the flushes up to `wanted`, and all that was stored has taken effect. The number of
     /// the passing on that is to be asked for, if one is.
     pub fn cycle_ended(&mut self, wanted: u64) -> Option<u64> {

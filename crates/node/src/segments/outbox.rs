@@ -70,6 +70,11 @@ impl LetterQueue {
         self.version >= 5
     }
 
+    /// Whether what goes on with a copy may be sent before what is under way of it has taken effect.
+    pub fn has_streams(&self) -> bool {
+        self.version >= 6
+    }
+
     /// The address of this machine from which the peer is reached, where that is known.
     pub fn local_address(&self) -> Option<IpAddr> {
         self.local

@@ -1,7 +1,7 @@
 //! A lane that moves copies to landing memory of another machine: it ends them, or loses them, and what it lost may still
 //! arrive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use rackbus_seeds::Random;
 use rackbus_segment::landing::{LANDING_SLOT, LandingSlots};
@@ -14,8 +14,8 @@ pub struct Lane {
     pub slots: LandingSlots,
     /// The landing memory: what is at each place.
     pub memory: BTreeMap<u32, Vec<u8>>,
-    /// Where the copy is that is under way.
-    pub under_way: Option<u32>,
+    /// Where copies are that are under way, with the numbers of their batches.
+    pub under_way: VecDeque<(u64, u32)>,
     /// Where copies to other memory of the same host are.
     pub others: Vec<u32>,
     /// What did not end, and may arrive at any time.
@@ -29,9 +29,8 @@ impl Lane {
         let place = self.slots.take(length as usize)?;
         if random.below(6) > 0 {
             self.put(place, bytes);
-            match policy {
-                Policy::SlotSoonFree => self.slots.give_back(place),
-                _ => self.under_way = Some(place),
+            if policy == Policy::SlotSoonFree {
+                self.slots.give_back(place);
             }
             return Some(place);
         }
@@ -41,6 +40,18 @@ impl Lane {
             _ => self.slots.lose(),
         }
         None
+    }
+
+    /// A batch has taken effect: if it had landed, the slot is another one's.
+    pub fn note_effect(&mut self, batch: u64, policy: Policy) {
+        if self.under_way.front().is_some_and(|(oldest, _)| *oldest == batch) {
+            let freed = match policy {
+                Policy::SlotOfLater => self.under_way.pop_back(),
+                _ => self.under_way.pop_front(),
+            };
+            let freed = freed.filter(|_| policy != Policy::SlotSoonFree);
+            freed.into_iter().for_each(|(_, place)| self.slots.give_back(place));
+        }
     }
 
     /// Bytes arrive at a place, where others may be.

@@ -2,8 +2,8 @@
 //!
 //! Who looks at all memory makes them, before it looks. So what was stored before a copy was asked for goes with it or
 //! before it, and what is stored when it has ended behind it. A long copy is made in parts: the first is made so, and those
-//! after it without a look, since what is stored while a copy is made has no order with its bytes. Before the last one is
-//! answered, all memory is looked at again.
+//! after it without a look, since what is stored while a copy is made has no order with its bytes. Who asks for a part does
+//! not wait for it ([`BegunCopy`]) but with the last one, so that the next is ready when one has taken effect.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,29 +18,27 @@ use super::super::landing::LandedCopy;
 use super::super::objects::Object;
 use super::cycle::of_links;
 use super::pair::collect_copies;
-use super::{CommonMemory, ConnectionKey, Far, FarConversation, FarState, PATIENCE};
+use super::{CommonMemory, ConnectionKey, Far, FarConversation, FarState};
 
 /// A copy as a process asks for it, or a part of one: its bytes are apart.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyPart {
     /// First byte in the memory that is copied to.
     pub offset: u64,
-    /// Whether it goes on where the part before it ended, which was made: what was stored since need not be there before it.
+    /// Whether it goes on where the part before it ended: what was stored since need not be there before it.
     pub follows: bool,
-    /// Whether a part follows.
-    pub more: bool,
 }
 
 /// A copy that somebody waits for.
 #[derive(Debug)]
 pub struct QueuedCopy {
     /// Its number among all.
-    number: u64,
-    link: ConnectionKey,
+    pub(super) number: u64,
+    pub(super) link: ConnectionKey,
     bytes: Vec<u8>,
     part: CopyPart,
     /// Where its bytes are at the other side, if they have landed there.
-    landed: Option<Arc<LandedCopy>>,
+    pub(super) landed: Option<Arc<LandedCopy>>,
 }
 
 impl QueuedCopy {
@@ -65,7 +63,7 @@ impl QueuedCopy {
 /// How far a copy is.
 #[derive(Debug, Default)]
 pub(super) struct CopyProgress {
-    /// The flush that is done when all is that was stored before the end of the copy.
+    /// The flush that is done when all is that was stored before the copy, of its first part.
     flush: Option<u64>,
     has_taken_effect: bool,
 }
@@ -106,15 +104,58 @@ pub(super) fn numbers(copies: &CopiesByPlace) -> Vec<u64> {
     copies.values().map(|copy| copy.number).collect()
 }
 
+/// A part of a copy that was asked for. Where it is dropped before it was made, it is not made.
+#[derive(Debug)]
+pub struct BegunCopy {
+    far: Arc<Far>,
+    connection: Handle,
+    /// None where a peer that does not know copies is told what it changes.
+    number: Option<u64>,
+}
+
+impl BegunCopy {
+    /// The connection whose memory it is to.
+    pub fn connection(&self) -> Handle {
+        self.connection
+    }
+
+    /// Waits until it has taken effect: the number of the flush that is done when all is that was stored before it, of the
+    /// first part of a copy. `None` when it has not in time, or the connection has ended.
+    pub fn wait(self, until: Instant) -> Option<Option<u64>> {
+        let Some(number) = self.number else { return Some(None) };
+        let waiting = |it: &mut FarState| {
+            it.copying.get(&number).is_some_and(|progress| !progress.has_taken_effect)
+        };
+        let (far, left) = (&self.far, until.saturating_duration_since(Instant::now()));
+        let waited = far.flushed.wait_timeout_while(far.lock(), left, waiting);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let progress = state.copying.remove(&number).filter(|it| it.has_taken_effect)?;
+        Some(progress.flush)
+    }
+}
+
+impl Drop for BegunCopy {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            let mut state = self.far.lock();
+            state.copies.retain(|copy| copy.number != number);
+            state.copying.remove(&number);
+        }
+    }
+}
+
 impl Far {
-    /// Copies a part to the memory that a connection leads to, and waits until its bytes have taken effect there; with the
-    /// last part of a copy, also all that was stored before, and where they are told on from there.
+    /// Begins to copy a part to the memory that a connection leads to, behind those that were begun before.
     ///
     /// # Errors
     /// [`Refusal::Illegal`] where nothing is copied: bytes that are not inside, or memory that is only loaded from.
-    /// [`Refusal::NotResponding`] when they have not taken effect in time, or the connection has ended: they may be there
-    /// still.
-    pub fn copy(&self, connection: Handle, bytes: Vec<u8>, part: CopyPart) -> Result<(), Refusal> {
+    /// [`Refusal::NotResponding`] when the connection has ended.
+    pub fn begin_copy(
+        self: &Arc<Self>,
+        connection: Handle,
+        bytes: Vec<u8>,
+        part: CopyPart,
+    ) -> Result<BegunCopy, Refusal> {
         let link = (FarConversation::ToOwner, connection);
         let memory = self.memory(link).ok_or(Refusal::NotResponding)?;
         let size = memory.copied_to();
@@ -123,29 +164,41 @@ impl Far {
         if bytes.is_empty() || end.is_none_or(|end| end > size) {
             return Err(Refusal::Illegal("a copy of bytes that are not inside".into()));
         }
-        let until = Instant::now() + PATIENCE;
         let copy = QueuedCopy { number: 0, link, bytes, part, landed: None };
-        let flush = self.has_copied(copy, &memory).ok_or(Refusal::NotResponding)?;
-        let left = || until.saturating_duration_since(Instant::now());
-        let is_flushed = |flush| self.has_flushed_within(flush, left());
-        match flush.is_none_or(is_flushed) && self.has_connection(connection) {
+        let number = self.queue_copy(copy, &memory).ok_or(Refusal::NotResponding)?;
+        Ok(BegunCopy { far: self.clone(), connection, number })
+    }
+
+    /// Waits, behind the last part of a copy, until all that was stored before the copy is there, by the `flush` of its first
+    /// part, and where that and the copy are told on.
+    ///
+    /// # Errors
+    /// [`Refusal::NotResponding`] when it is not in time, or the connection has ended.
+    pub fn end_copy(
+        &self,
+        connection: Handle,
+        flush: Option<u64>,
+        until: Instant,
+    ) -> Result<(), Refusal> {
+        let is_passing = self.lock().flushes.is_passing();
+        let flush = flush.filter(|_| !is_passing).unwrap_or_else(|| self.begin_flush());
+        let left = until.saturating_duration_since(Instant::now());
+        match self.has_flushed_within(flush, left) && self.has_connection(connection) {
             true => Ok(()),
             false => Err(Refusal::NotResponding),
         }
     }
 
-    /// Has a copy made, and waits until it has taken effect: of the last part of one, the number of the flush that is to be
-    /// waited for. A peer that does not know copies is told what it changes. `None` when it has not in time, or the
-    /// connection has ended.
-    fn has_copied(&self, copy: QueuedCopy, memory: &CommonMemory) -> Option<Option<u64>> {
-        let is_last = !copy.part.more;
+    /// Has a copy made: its number. A peer that does not know copies is told what it changes, which has no number. `None` when
+    /// the connection has ended.
+    fn queue_copy(&self, copy: QueuedCopy, memory: &CommonMemory) -> Option<Option<u64>> {
         let state = self.lock();
         if !state.ways.get(&copy.link.0)?.has_copies() {
             // It may take long.
             drop(state);
             self.count_copied(false, copy.bytes.len());
             copy.make(&memory.object());
-            return Some(is_last.then(|| self.begin_flush()));
+            return Some(None);
         }
         drop(state);
         let landed = self.land(&copy.bytes);
@@ -158,22 +211,18 @@ impl Far {
         state.last_copy += 1;
         let number = state.last_copy;
         state.copying.insert(number, CopyProgress::default());
-        state.copies.push_back(QueuedCopy { number, landed: landed.clone(), ..copy });
+        state.copies.push_back(QueuedCopy { number, landed, ..copy });
         state.now = true;
         self.kick.notify_all();
-        let waiting = |it: &mut FarState| {
-            it.copying.get(&number).is_some_and(|progress| !progress.has_taken_effect)
-        };
-        let waited = self.flushed.wait_timeout_while(state, PATIENCE, waiting);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        state.copies.retain(|copy| copy.number != number);
-        let progress = state.copying.remove(&number).filter(|it| it.has_taken_effect)?;
-        Some(progress.flush)
+        Some(Some(number))
     }
 
     /// Makes and sends the copies that are waited for, if they need no look at all other memory, and nobody waits for one
     /// since the last of these; whether that was so.
     pub(super) fn continue_copies(&self) -> bool {
+        if self.stream_copies() {
+            return true;
+        }
         let effects = self.effects.read().unwrap_or_else(PoisonError::into_inner);
         let (links, ways, mut copies) = {
             let mut state = self.lock();
@@ -201,7 +250,7 @@ impl Far {
 
 impl FarState {
     /// Whether all copies that are waited for go on with others, and no look at all memory is due in between.
-    fn can_continue_copies(&self) -> bool {
+    pub(super) fn can_continue_copies(&self) -> bool {
         let is_look_due = self.flushes.has_waiting() || !self.closing.is_empty();
         let is_next_look = self.has_continued && is_look_due;
         !is_next_look && !self.copies.is_empty() && self.copies.iter().all(|copy| copy.part.follows)
@@ -221,7 +270,7 @@ impl FarState {
                 taken.extend(self.copies.remove(found).map(|copy| (at, copy)));
             }
         }
-        for copy in taken.values().filter(|copy| !copy.part.more) {
+        for copy in taken.values().filter(|copy| !copy.part.follows) {
             // Not before: the flush of one that still waits is not done with a look that comes first.
             if let Some(progress) = self.copying.get_mut(&copy.number) {
                 progress.flush = Some(self.flushes.want());

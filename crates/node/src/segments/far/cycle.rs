@@ -87,7 +87,7 @@ impl Far {
 
     /// Waits, as long as a conversation is there and no other one in its place; whether `until` is so. One in which
     /// nothing goes on for too long is ended: its peer would keep everybody else here from being told.
-    fn wait_until(
+    pub(super) fn wait_until(
         &self,
         way: FarConversation,
         with: Option<&Arc<LetterQueue>>,
@@ -210,7 +210,7 @@ impl Far {
     }
 
     /// Sends batches over one conversation: the last of them makes all take effect, unless it is held as well.
-    fn send_over(
+    pub(super) fn send_over(
         &self,
         (batches, to): (&[&(ConnectionKey, Batch)], Option<&Arc<LetterQueue>>),
         landed: &LandedPlaces,

@@ -145,7 +145,9 @@ impl Far {
             if !state.is_with(way, outbox) {
                 return Err(REPLACED.to_owned());
             }
-            state.staged.push((way, connection));
+            if !state.staged.contains(&(way, connection)) {
+                state.staged.push((way, connection));
+            }
         } else if !last {
             return Ok(());
         }
@@ -198,7 +200,7 @@ impl Far {
     fn apply(
         &self,
         pairs: &[(ConnectionKey, Arc<CommonMemory>)],
-        take: fn(&[Arc<CommonMemory>]) -> Vec<Option<u64>>,
+        take: fn(&[Arc<CommonMemory>]) -> Vec<Vec<u64>>,
     ) {
         // First, so that nobody is kept from memory while it is read for others, or others' stores take effect.
         let effects = self.effects.write().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +221,9 @@ impl Far {
             let applied: Applied =
                 pairs.iter().zip(numbers).map(|((link, _), number)| (*link, number)).collect();
             let of = pairs.iter().map(|(_, pair)| pair).zip(&applied);
-            let answered = of.filter_map(|(pair, (link, batch))| Some((pair, *link, (*batch)?)));
+            let answered = of.flat_map(|(pair, (link, batches))| {
+                batches.iter().map(move |batch| (pair, *link, *batch))
+            });
             // Only connectors' hosts ask whether others have it.
             let homes = pairs.iter().filter(|(link, _)| link.0 == FarConversation::ToConnector);
             let leading = self.leading(homes.map(|(_, pair)| pair));
@@ -237,8 +241,8 @@ impl Far {
             applied
         });
         drop(effects);
-        for ((way, connection), batch) in applied {
-            if (way, batch) == (FarConversation::ToOwner, Some(1)) {
+        for ((way, connection), batches) in applied {
+            if way == FarConversation::ToOwner && batches.contains(&1) {
                 (self.host.complete)(connection);
             }
         }

@@ -15,6 +15,7 @@ mod landings;
 mod pair;
 mod passing;
 mod senders;
+mod streaming;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +32,7 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
-pub use copying::CopyPart;
+pub use copying::{BegunCopy, CopyPart};
 use copying::{CopyProgress, QueuedCopy};
 use landings::Landings;
 pub use pair::CommonMemory;
@@ -74,7 +75,7 @@ enum End {
 }
 
 /// Batches that took effect: of which connections, and their numbers.
-pub type Applied = Vec<(ConnectionKey, Option<u64>)>;
+pub type Applied = Vec<(ConnectionKey, Vec<u64>)>;
 
 /// Held by whoever reads all memory that a host has in common with another one, and alone by whoever stores what
 /// came from one: so what took effect together is in no snapshot in part.

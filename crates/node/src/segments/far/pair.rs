@@ -111,7 +111,7 @@ impl PairState {
         self.window.tells() && !self.window.is_waiting()
     }
 
-    /// What is staged is to be stored now: the number of its batch, and where.
+    /// What is staged next is to be stored now: the number of its batch, and where.
     fn take_staged(&mut self, object: &Object) -> Option<(u64, Stores, Option<Arc<Region>>)> {
         self.overdue = false;
         let (batch, stores) = self.window.take_effect()?;
@@ -120,16 +120,24 @@ impl PairState {
 }
 
 /// Stores what is staged of all `pairs`, whose `states` these are, or of none while memory of one of them is being moved:
-/// the numbers of their batches. What is long comes first, so that what is most likely a flag comes last, for whoever could
+/// the numbers of their batches, in the order in which they took effect. What is long comes first, so that what is most likely a flag comes last, for whoever could
 /// not be kept from the memory meanwhile.
-fn apply(
-    pairs: &[Arc<CommonMemory>],
-    states: &mut [MutexGuard<'_, PairState>],
-) -> Vec<Option<u64>> {
+fn apply(pairs: &[Arc<CommonMemory>], states: &mut [MutexGuard<'_, PairState>]) -> Vec<Vec<u64>> {
+    let mut numbers = vec![Vec::new(); states.len()];
     if pairs.iter().any(|pair| pair.is_paused()) {
         states.iter_mut().for_each(|state| state.overdue = true);
-        return states.iter().map(|_| None).collect();
+        return numbers;
     }
+    while store_next(pairs, states, &mut numbers) {}
+    numbers
+}
+
+/// Stores what is staged first of all `pairs`, and notes the numbers of the batches; whether there was any.
+fn store_next(
+    pairs: &[Arc<CommonMemory>],
+    states: &mut [MutexGuard<'_, PairState>],
+    numbers: &mut [Vec<u64>],
+) -> bool {
     let both = pairs.iter().zip(states);
     let taken: Vec<_> = both.map(|(pair, state)| state.take_staged(&pair.object())).collect();
     for long in [true, false] {
@@ -140,7 +148,10 @@ fn apply(
             merge(region.whole(), stores.iter().map(place).filter(chosen));
         }
     }
-    taken.into_iter().map(|one| Some(one?.0)).collect()
+    for (numbers, taken) in numbers.iter_mut().zip(&taken) {
+        numbers.extend(taken.as_ref().map(|(batch, ..)| *batch));
+    }
+    taken.iter().any(Option::is_some)
 }
 
 fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, PairState>> {
@@ -149,17 +160,17 @@ fn lock_all(pairs: &[Arc<CommonMemory>]) -> Vec<MutexGuard<'_, PairState>> {
 
 /// What came for these takes effect, as a whole: the numbers of the batches, unless it does later. The caller has the
 /// effects for itself.
-pub fn take_effect(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
+pub fn take_effect(pairs: &[Arc<CommonMemory>]) -> Vec<Vec<u64>> {
     apply(pairs, &mut lock_all(pairs))
 }
 
 /// What was to take effect while memory was moved does, as a whole, unless some of it still cannot: the numbers of the
 /// batches. The caller has the effects for itself.
-pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Option<u64>> {
+pub fn catch_up(pairs: &[Arc<CommonMemory>]) -> Vec<Vec<u64>> {
     let mut states = lock_all(pairs);
     match states.iter().all(|state| state.overdue) {
         true => apply(pairs, &mut states),
-        false => states.iter().map(|_| None).collect(),
+        false => vec![Vec::new(); states.len()],
     }
 }
 
@@ -281,6 +292,19 @@ impl CommonMemory {
     /// [adopted](CommonMemory::adopt). Takes as long as reading all that two hosts have in common.
     pub fn settle(&self) {
         drop(self.lock());
+    }
+
+    /// Whether a batch that was sent has taken effect at the other side.
+    pub fn has_applied(&self, batch: u64) -> bool {
+        self.lock().window.has_applied(batch)
+    }
+
+    /// Makes a part that goes on with a copy: a batch of it, behind those that are under way. `None` where these are as many
+    /// as may be.
+    pub(super) fn go_on_with(&self, copy: QueuedCopy) -> Option<Batch> {
+        let mut state = self.lock();
+        let told = copy.make(&self.object());
+        state.window.go_on_with(told)
     }
 
     /// Whether the memory is being moved.

@@ -1,7 +1,6 @@
 //! Copies whose range is known: how they are told, in what order, and what takes effect of them.
 
 use rackbus_memory::SharedMemory;
-use rackbus_segment::message::Refusal;
 
 use super::*;
 
@@ -27,7 +26,7 @@ fn bytes_from(from: &SharedMemory, start: usize, length: usize) -> Vec<u8> {
 
 /// A copy that is no part of another.
 fn whole(offset: u64) -> CopyPart {
-    CopyPart { offset, follows: false, more: false }
+    CopyPart { offset, follows: false }
 }
 
 /// Copies 50 bytes from byte 20 of `from` to byte 100, beside the test.
@@ -155,17 +154,16 @@ fn a_copy_that_cannot_be_is_refused_and_one_whose_connection_is_lost_fails() {
     assert!(side.far.lock().copying.is_empty());
 }
 
-/// What was stored before the first one is told with it, also where the others copy to; what is stored meanwhile, when all
-/// memory is looked at for the last one.
+/// What was stored before the first one is told with it, also where the others copy to; what is stored meanwhile, with a later
+/// look, which nobody waits for.
 #[test]
 fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
     let mut side = Side::new();
     let (replica, _) = settled(&mut side);
     let from = source(1);
-    let copy = |offset: u64, length, follows, more| {
-        let (far, bytes) = (side.far.clone(), bytes_from(&from, offset as usize, length));
-        let part = CopyPart { offset, follows, more };
-        std::thread::spawn(move || far.copy(REPLICA.1, bytes, part).is_ok())
+    let begin = |offset: u64, length, follows| {
+        let bytes = bytes_from(&from, offset as usize, length);
+        side.far.begin_copy(REPLICA.1, bytes, CopyPart { offset, follows }).unwrap()
     };
     let put = |at: usize, value: u8| {
         replica.region().unwrap().whole().part(at, 1).unwrap().copy_from(&[value]);
@@ -173,23 +171,12 @@ fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
     let applied = |batch| {
         side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
     };
+    // Asked for while nobody looks, so that they are in the next cycles.
     let effects = side.far.effects.clone();
-    // Asked for while nobody looks, so that it is in the next cycle.
-    let asked = |begin: Box<dyn FnOnce() -> std::thread::JoinHandle<bool> + '_>| {
-        let none_looks = effects.write().unwrap();
-        let begun = Instant::now();
-        let copying = begin();
-        while side.far.lock().copies.is_empty() {
-            assert!(begun.elapsed() < COMES, "it is not asked for");
-            std::thread::yield_now();
-        }
-        drop(none_looks);
-        copying
-    };
-    let first = asked(Box::new(|| {
-        put(3000, 99);
-        copy(0, 2000, false, true)
-    }));
+    let none_looks = effects.write().unwrap();
+    put(3000, 99);
+    let parts = [begin(0, 2000, false), begin(2000, 2000, true), begin(4000, 96, true)];
+    drop(none_looks);
     let before = side.owner.next();
     assert!(
         matches!(&before, CarriedMessage::Stores { batch: 1, last: false, runs, .. } if runs[..] == [(3000, 1)]),
@@ -197,47 +184,161 @@ fn the_parts_of_a_long_copy_follow_each_other_without_a_look_at_other_memory() {
     );
     assert!(matches!(side.owner.next(), CarriedMessage::Copied { batch: 1, last: true, .. }));
     put(10, 77);
-    let second = asked(Box::new(|| {
-        applied(1);
-        assert!(first.join().unwrap());
-        copy(2000, 2000, true, true)
-    }));
-    let mut batch = 1;
-    let mut next = || {
-        batch += 1;
-        (batch, side.owner.next())
-    };
-    let (mut number, mut told) = next();
-    if matches!(told, CarriedMessage::Stores { .. }) {
-        // Who looked in between found what was stored meanwhile.
-        applied(number);
-        (number, told) = next();
-    }
-    assert!(matches!(told, CarriedMessage::Copied { offset: 2000, last: true, .. }), "{told:?}");
-    applied(number);
-    assert!(second.join().unwrap());
-    let third = copy(4000, 96, true, false);
-    let mut is_copied = false;
-    while !third.is_finished() {
-        match side.owner.receive(COMES_NOT) {
-            Some(CarriedMessage::Copied { offset: 4000, .. }) => is_copied = true,
-            Some(CarriedMessage::Stores { last: true, .. }) => {}
-            None => continue,
-            other => panic!("{other:?}"),
-        }
+    applied(1);
+    let mut number = 1;
+    for at in [2000, 4000] {
+        let told = side.owner.next();
+        assert!(matches!(told, CarriedMessage::Copied { offset, last: true, .. } if offset == at));
         number += 1;
         applied(number);
     }
-    assert!(third.join().unwrap() && is_copied);
+    let until = Instant::now() + COMES;
+    let flushes = parts.map(|part| part.wait(until).expect("it took effect"));
+    assert!(matches!(flushes, [Some(_), None, None]), "only the first comes with a look");
+    side.far.end_copy(REPLICA.1, flushes[0], until).unwrap();
+    let stored = side.owner.next();
+    assert!(
+        matches!(&stored, CarriedMessage::Stores { batch: 4, runs, .. } if runs[..] == [(10, 1)]),
+        "{stored:?}"
+    );
+    applied(4);
     let mut expected: Vec<u8> = (0..SIZE).map(|at| 1_u8.wrapping_add(at as u8)).collect();
     expected[10] = 77;
     assert_eq!(bytes_of(&replica, 0, SIZE as usize), expected);
-    assert_eq!(side.owner.receive(COMES_NOT), None, "all was told before the last part had ended");
+    assert_eq!(side.owner.receive(COMES_NOT), None);
 }
 
-/// Parts of other copies come without a pause: a flush that is waited for meanwhile has its look.
+/// Parts of 10 bytes of a copy, the first of them behind a look, begun before any is made.
+fn begin_parts(side: &Side, count: u64) -> Vec<BegunCopy> {
+    let effects = side.far.effects.clone();
+    let none_looks = effects.write().unwrap();
+    let part = |nth: u64| CopyPart { offset: nth * 10, follows: nth > 0 };
+    let begin = |nth| side.far.begin_copy(REPLICA.1, vec![nth as u8; 10], part(nth)).unwrap();
+    let begun = (0..count).map(begin).collect();
+    drop(none_looks);
+    begun
+}
+
+/// The next that is told is this part, in a batch of so much higher a number.
+fn next_part(side: &Side, nth: u64) {
+    let told = side.owner.next();
+    let is_it = matches!(
+        told,
+        CarriedMessage::Copied { offset, batch, last: true, .. }
+            if (offset, batch) == (nth * 10, nth + 1)
+    );
+    assert!(is_it, "{told:?}");
+}
+
+fn applied(side: &Side, nth: u64) {
+    let (connection, batch) = (REPLICA.1, nth + 1);
+    side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection, batch });
+}
+
 #[test]
-fn a_flush_waits_for_no_more_than_one_part_of_the_copies_of_others() {
+fn parts_that_follow_are_under_way_together_and_a_flush_waits_for_them_and_not_for_the_rest() {
+    let mut side = Side::new();
+    let (replica, _) = settled(&mut side);
+    let parts = begin_parts(&side, 8);
+    next_part(&side, 0);
+    assert_eq!(side.owner.receive(COMES_NOT), None, "the look is waited for");
+    applied(&side, 0);
+    (1..=4).for_each(|nth| next_part(&side, nth));
+    assert_eq!(side.owner.receive(COMES_NOT), None, "no more than four");
+    applied(&side, 1);
+    next_part(&side, 5);
+    store(&replica, &[9; 8]);
+    let flush = side.far.begin_flush();
+    (2..=5).for_each(|nth| applied(&side, nth));
+    let looked = side.owner.next();
+    assert!(
+        matches!(&looked, CarriedMessage::Stores { batch: 7, last: false, runs, .. } if runs[..] == [(0, 8)]),
+        "{looked:?}"
+    );
+    next_part(&side, 6);
+    applied(&side, 6);
+    assert!(side.far.has_flushed_within(flush, COMES));
+    next_part(&side, 7);
+    applied(&side, 7);
+    let until = Instant::now() + COMES;
+    assert!(parts.into_iter().all(|part| part.wait(until).is_some()));
+}
+
+#[test]
+fn an_older_node_is_sent_one_part_at_a_time() {
+    let mut side = Side::new();
+    let (ours, packets) = Packets::pair().unwrap();
+    side.far.end(FarConversation::ToOwner);
+    side.owner = Peer { packets, outbox: LetterQueue::to_node(Arc::new(ours), (5, None)) };
+    side.far.begin(FarConversation::ToOwner, side.owner.outbox.clone());
+    settled(&mut side);
+    let parts = begin_parts(&side, 4);
+    for nth in 0..4 {
+        next_part(&side, nth);
+        assert_eq!(side.owner.receive(COMES_NOT), None);
+        applied(&side, nth);
+    }
+    let until = Instant::now() + COMES;
+    assert!(parts.into_iter().all(|part| part.wait(until).is_some()));
+}
+
+#[test]
+fn parts_that_are_under_way_are_not_waited_for_when_their_connection_is_over() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let parts = begin_parts(&side, 7);
+    next_part(&side, 0);
+    applied(&side, 0);
+    (1..=4).for_each(|nth| next_part(&side, nth));
+    side.far.forget(REPLICA);
+    let until = Instant::now() + COMES;
+    let flushes: Vec<_> = parts.into_iter().map(|part| part.wait(until)).collect();
+    assert!(Instant::now() < until);
+    assert!(flushes[..5].iter().all(Option::is_some) && flushes[5..] == [None, None]);
+    assert_eq!(
+        side.far.end_copy(REPLICA.1, flushes[0].unwrap(), until),
+        Err(Refusal::NotResponding)
+    );
+    assert!(side.far.lock().copying.is_empty() && side.far.flush());
+}
+
+#[test]
+fn a_part_that_nobody_waits_for_any_more_is_not_made() {
+    let mut side = Side::new();
+    let (replica, _) = settled(&mut side);
+    let effects = side.far.effects.clone();
+    let none_looks = effects.write().unwrap();
+    let begin = |value| side.far.begin_copy(REPLICA.1, vec![value; 10], whole(0)).unwrap();
+    let (first, second) = (begin(1), begin(2));
+    drop(second);
+    drop(none_looks);
+    assert!(matches!(side.owner.next(), CarriedMessage::Copied { batch: 1, .. }));
+    side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch: 1 });
+    assert!(first.wait(Instant::now() + COMES).is_some());
+    assert!(side.far.flush());
+    assert_eq!(side.owner.receive(COMES_NOT), None);
+    assert_eq!(bytes_of(&replica, 0, 10), [1; 10]);
+    assert!(side.far.lock().copying.is_empty());
+}
+
+/// Where further machines have the memory, the end of a copy waits until they have it.
+#[test]
+fn a_copy_that_is_told_on_has_ended_when_it_was_passed_on() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let copy = copying(&side, &source(1));
+    assert!(matches!(side.owner.next(), CarriedMessage::Copied { batch: 1, .. }));
+    side.hear(REPLICA.0, CarriedMessage::Applied { connection: REPLICA.1, batch: 1 });
+    assert_eq!(side.owner.next(), CarriedMessage::PassOn { number: 1 });
+    assert_eq!(side.owner.receive(COMES_NOT), None);
+    assert!(!copy.is_finished());
+    side.hear(REPLICA.0, CarriedMessage::PassedOn { number: 1 });
+    assert!(copy.join().unwrap());
+}
+
+/// Parts of other copies come without a pause: a flush that is waited for meanwhile has its look behind those under way.
+#[test]
+fn a_flush_waits_for_no_more_than_the_parts_under_way_of_the_copies_of_others() {
     let mut side = Side::new();
     let (replica, _) = settled(&mut side);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -246,47 +347,38 @@ fn a_flush_waits_for_no_more_than_one_part_of_the_copies_of_others() {
             .map(|nth| {
                 let (far, stop) = (side.far.clone(), &stop);
                 scope.spawn(move || {
-                    let part = CopyPart { offset: 64 * (nth + 1), follows: true, more: true };
+                    let part = CopyPart { offset: 64 * (nth + 1), follows: true };
                     while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                        far.copy(REPLICA.1, vec![5; 64], part).unwrap();
+                        let begun = far.begin_copy(REPLICA.1, vec![5; 64], part).unwrap();
+                        assert_eq!(begun.wait(Instant::now() + PATIENCE), Some(None));
                     }
                 })
             })
             .collect();
-        let mut flushing = None;
-        let (mut batch, mut copied) = (0, 0);
-        while !flushing.as_ref().is_some_and(std::thread::ScopedJoinHandle::is_finished) {
-            let told = side.owner.next();
-            copied += usize::from(matches!(told, CarriedMessage::Copied { .. }));
+        let (mut flushing, mut copied, mut told, mut answered) = (None, 0, 0, 0);
+        while copies.iter().any(|copy| !copy.is_finished()) {
+            // Each is answered when the next is told, so that one is always under way; else nothing more comes.
+            let next = side.owner.receive(COMES_NOT);
+            let until = if next.is_some() { told } else { told + 1 };
+            match next {
+                Some(CarriedMessage::Copied { .. }) => (copied, told) = (copied + 1, told + 1),
+                Some(CarriedMessage::Stores { last, .. }) => told += u64::from(last),
+                None => {}
+                other => panic!("{other:?}"),
+            }
+            let until = until.min(told);
+            (answered..until).for_each(|nth| applied(&side, nth));
+            answered = answered.max(until);
             if copied == 10 && flushing.is_none() {
                 store(&replica, &[1; 8]);
                 let far = side.far.clone();
                 flushing = Some(scope.spawn(move || far.flush()));
             }
-            assert!(copied < 1000, "the flush does not end");
-            if matches!(told, CarriedMessage::Stores { last: false, .. }) {
-                // A copy is in the same batch.
-                continue;
-            }
-            let begun = Instant::now();
-            // With each that takes effect, the next one is asked for already.
-            while side.far.lock().copies.is_empty() {
-                assert!(begun.elapsed() < COMES, "nobody copies");
-                std::thread::yield_now();
-            }
-            batch += 1;
-            side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
+            let is_flushed = flushing.as_ref().is_some_and(|flushing| flushing.is_finished());
+            stop.fetch_or(is_flushed || copied > 1000, std::sync::atomic::Ordering::Relaxed);
         }
         assert!(flushing.is_some_and(|flushing| flushing.join().unwrap()));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        while copies.iter().any(|copy| !copy.is_finished()) {
-            let told = side.owner.receive(COMES_NOT);
-            if told.is_some_and(|told| !matches!(told, CarriedMessage::Stores { last: false, .. }))
-            {
-                batch += 1;
-                side.hear(REPLICA.0, CarriedMessage::AppliedAlone { connection: REPLICA.1, batch });
-            }
-        }
+        assert!(copied < 1000, "the flush does not end before the copies");
     });
 }
 

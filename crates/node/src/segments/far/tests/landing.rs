@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rackbus_memory::exchange::lane::{Lane, LaneError, LaneTarget, PROOF_BYTES};
 use rackbus_memory::{Region, SharedMemory};
 use rackbus_segment::landing::{LANDING_BYTES, LANDING_SLOT, LANDING_SLOTS, LEAST_LANDED};
-use rackbus_segment::message::Refusal;
 
 use super::super::super::landing::{LandingLane, LandingMemory};
 use super::*;
@@ -168,7 +167,7 @@ impl Connector {
     /// Copies bytes of this value to the begin, beside the test.
     fn copying(&self, value: u8) -> std::thread::JoinHandle<Result<(), Refusal>> {
         let far = self.side.far.clone();
-        let part = CopyPart { offset: 7, follows: false, more: false };
+        let part = CopyPart { offset: 7, follows: false };
         std::thread::spawn(move || far.copy(REPLICA.1, vec![value; LENGTH], part))
     }
 
@@ -253,7 +252,7 @@ fn a_copy_lands_before_it_is_said_and_has_its_slot_until_it_has_taken_effect() {
     assert_eq!(next.join().unwrap(), Ok(()));
     // What is short is not moved by a transfer.
     let far = connector.side.far.clone();
-    let part = CopyPart { offset: 0, follows: false, more: false };
+    let part = CopyPart { offset: 0, follows: false };
     let short = std::thread::spawn(move || far.copy(REPLICA.1, vec![1; 64], part).is_ok());
     assert!(matches!(connector.side.owner.next(), CarriedMessage::Copied { .. }));
     connector.applied();

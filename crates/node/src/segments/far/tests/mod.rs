@@ -6,7 +6,7 @@ use std::time::Instant;
 use rackbus_memory::packets::MAX_PACKET;
 use rackbus_memory::{AdaptiveSpin, PacketStream, Packets};
 use rackbus_segment::Objects;
-use rackbus_segment::message::{LockOperation, decode};
+use rackbus_segment::message::{LockOperation, Refusal, decode};
 
 use super::super::locks::BegunFlushes;
 use super::super::objects::ObjectStore;
@@ -65,6 +65,16 @@ struct Side {
 
 const REPLICA: ConnectionKey = (FarConversation::ToOwner, Handle(1));
 const HOME: ConnectionKey = (FarConversation::ToConnector, Handle(2));
+
+impl Far {
+    /// Copies all of a copy, and waits for it, as a session does.
+    fn copy(self: &Arc<Self>, to: Handle, bytes: Vec<u8>, part: CopyPart) -> Result<(), Refusal> {
+        let until = Instant::now() + PATIENCE;
+        let begun = self.begin_copy(to, bytes, part)?;
+        let flush = begun.wait(until).ok_or(Refusal::NotResponding)?;
+        self.end_copy(to, flush, until)
+    }
+}
 
 impl Side {
     fn new() -> Side {

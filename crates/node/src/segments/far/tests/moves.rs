@@ -2,6 +2,39 @@
 
 use super::*;
 
+/// Parts of a copy that go on come while the memory of the first is being moved: all take effect behind it, in their order.
+#[test]
+fn parts_of_a_copy_that_came_while_memory_was_moved_take_effect_one_after_the_other() {
+    let mut side = Side::new();
+    let (_, home) = settled(&mut side);
+    let memory = side.far.memory(HOME).unwrap();
+    memory.pause();
+    for batch in 1..=4_u64 {
+        side.hear(
+            HOME.0,
+            CarriedMessage::Copied {
+                connection: HOME.1,
+                batch,
+                last: true,
+                held: false,
+                // Each has the last byte of the one before.
+                offset: 9 * (batch - 1),
+                data: Cow::Owned(vec![batch as u8; 10]),
+            },
+        );
+    }
+    assert_eq!(side.connector.receive(COMES_NOT), None);
+    side.far.resume(HOME);
+    for batch in 1..=4 {
+        let applied = CarriedMessage::AppliedAlone { connection: HOME.1, batch };
+        assert_eq!(side.connector.next(), applied);
+    }
+    let mut bytes = [0; 37];
+    home.region().unwrap().whole().copy_to(&mut bytes);
+    let expected: Vec<u8> = (0..37_u8).map(|at| (at / 9).min(3) + 1).collect();
+    assert_eq!(bytes[..], expected);
+}
+
 #[test]
 fn what_came_while_memory_was_moved_takes_effect_after_it() {
     let mut side = Side::new();
