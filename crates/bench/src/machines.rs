@@ -167,7 +167,7 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     drop(borrowed);
     between_hosts(&authority, settings, report)?;
     stores(&authority, settings, report)?;
-    transfers::run(&settings.dir, settings, report)?;
+    transfers::run(&authority, settings, report)?;
     after_failures(&authority, settings, report)?;
     for kind in [scale::StoreKind::Sqlite, scale::StoreKind::Etcd] {
         if format!("{SCALE} {}", kind.name()).contains(&settings.only) {

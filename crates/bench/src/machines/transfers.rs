@@ -1,13 +1,15 @@
 //! Copies into memory of another machine, by the copy engine and by the copy service (CMMC), against UCX's puts over TCP.
 //!
-//! A copy counts from when it is submitted until all of it has taken effect on the other machine. Only bytes that change
-//! travel, so that each copy is of other bytes than the one before.
+//! A copy counts from when it is submitted until all of it has taken effect on the other machine. Each is of other bytes than
+//! the one before. UCX does not encrypt: what as many bytes take over TLS, between two threads that do nothing else, one message
+//! at a time, is a row of its own.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rackbus_attach::{CarriedCopy, Copier, Extent, RemoteSegment, Signal};
+use rackbus_identity::CertificateAuthority;
 use rackbus_memory::Region;
 use rackbus_memory::copy::{
     CopyEngine, CopyEngineOptions, CopyLocation, Transaction, TransactionState,
@@ -15,8 +17,9 @@ use rackbus_memory::copy::{
 use rackbus_rma::{ProviderChoice, providers};
 
 use super::stores::{FarPrograms, again};
-use super::{Settings, failed};
+use super::{Settings, bare, failed};
 use crate::memory::networks::ucx;
+use crate::nvme::ClientLoad;
 use crate::peers::installed;
 use crate::report::{Case, median};
 use crate::{BenchError, Report};
@@ -28,6 +31,8 @@ const LEAST: usize = 4;
 /// What is measured, as it is named, without its size.
 const DMA: &str = "DMA to another machine";
 const CMMC: &str = "CMMC to another machine";
+/// What bounds both where the link carries the bytes.
+const TLS: &str = "bytes over TLS to another machine";
 
 /// What the bytes go by: the link alone, or an RDMA lane beside it, which is asked for by this in the rack file.
 const WAYS: [(&str, &str); 2] = [("", ""), (" by RDMA", "[link]\nrdma = \"tcp\"\n")];
@@ -82,9 +87,41 @@ fn engine_copy(
 ///
 /// # Errors
 /// When rackbus itself fails.
-pub(super) fn run(dir: &Path, settings: &Settings, report: &mut Report) -> Result<(), BenchError> {
+pub(super) fn run(
+    authority: &CertificateAuthority,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let dir = &settings.dir;
+    run_tls(authority, settings, report)?;
     for (nth, way) in WAYS.into_iter().enumerate() {
         run_way(&dir.join(format!("way{nth}")), settings, report, way)?;
+    }
+    Ok(())
+}
+
+/// Puts of so many bytes by UCX, in gigabytes a second.
+fn ucx_rate(bytes: usize, time: Duration) -> Result<f64, BenchError> {
+    let options = ["-d", "lo", "-x", "tcp", "-D", "zcopy"];
+    Ok(bytes as f64 / 1e3 / ucx("put_bw", bytes, &options, time)?)
+}
+
+/// As many bytes over TLS, without memory that is kept the same.
+fn run_tls(
+    authority: &CertificateAuthority,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<(), BenchError> {
+    let wanted = SIZES.into_iter().filter(|bytes| named(TLS, "", *bytes).contains(&settings.only));
+    for bytes in wanted.filter(|_| installed("ucx_perftest")) {
+        let (load, case) = (ClientLoad::new(bytes, 1, false, false), named(TLS, "", bytes));
+        let (unit, runs, time) = ("GB/s", settings.runs, settings.time);
+        report.compare(
+            Case { area: "machines", case: &case, peer_name: "UCX tcp", unit, runs },
+            || Ok(bytes as f64 / 1e9 * bare::run(authority, &load, true, time)?),
+            || ucx_rate(bytes, time),
+            |ours, peer| ours / peer,
+        )?;
     }
     Ok(())
 }
@@ -150,11 +187,7 @@ fn run_way(
         report.compare(
             case,
             || rate(load, &mut copy),
-            || {
-                Ok(bytes as f64
-                    / 1e3
-                    / ucx("put_bw", bytes, &["-d", "lo", "-x", "tcp", "-D", "zcopy"], time)?)
-            },
+            || ucx_rate(bytes, time),
             |ours, peer| ours / peer,
         )?;
         // A row is of what its name says.
