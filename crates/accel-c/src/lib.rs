@@ -11,6 +11,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::time::Duration;
 
+use rackbus_driver::FunctionPlace;
 use rackbus_driver::accel::{
     Accel, AccelOptions, DriveRange, DriveSource, FinishedRequest, MessageWork, SourceError,
     Submitter,
@@ -474,7 +475,7 @@ pub unsafe extern "C" fn rackbus_accel_run_drive(
         let (accel, room) = accel.0.parts();
         let usual = DriveSource::usual_message(accel, &stages);
         let message = if message == 0 { usual } else { message };
-        let mut source = DriveSource::open(accel, Path::new(drive), message)?;
+        let mut source = DriveSource::open(accel, &FunctionPlace::named(drive), message)?;
         let outcome =
             source.run(accel, room, &work, DriveRange { offset, length }, |at, result| {
                 // SAFETY: as the header says; the result is there until it returns.

@@ -6,6 +6,7 @@
 //! while and then sleeps until an interrupt.
 
 mod layout;
+mod registers;
 mod requests;
 mod ring;
 mod source;
@@ -15,28 +16,30 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::{DmaSlice, Event, SharedMemory};
+use rackbus_pci::machine::FunctionKind;
 use rackbus_spec::accel::{
-    Completion, Descriptor, OPERATIONS, Operation, OperationStatus, queue_state, registers as reg,
+    Completion, DEVICE_ID, Descriptor, Operation, OperationStatus, VENDOR_ID, queue_state,
+    registers as reg,
 };
 
 use layout::AccelLayout;
 pub use layout::MessageSpan;
+use registers::{identify, settled, write4};
 use ring::AccelRing;
 pub use source::{DriveRange, DriveSource, SourceError};
 pub use submitter::{FinishedRequest, Ranges, Submitter};
 
 use crate::DriveError;
-use crate::device::{DmaAddresses, DrivenFunction, connect, open_on_machine};
+use crate::device::{DmaAddresses, DrivenFunction, FunctionPlace};
 
-/// Who the functions are.
-const VENDOR_ID: u16 = rackbus_spec::accel::VENDOR_ID;
-const DEVICE_ID: u16 = rackbus_spec::accel::DEVICE_ID;
+/// What the functions are.
+const KIND: FunctionKind = FunctionKind::Identity(VENDOR_ID, DEVICE_ID);
 /// Queue pairs that there are registers for.
 const MOST_QUEUES: u16 = 63;
 /// Where the shared memory begins in the function's address space, where the driver can choose.
 const IOVA: u64 = 1 << 32;
-/// Where memory of other functions' drivers begins there.
-const OTHERS: u64 = 1 << 44;
+/// Where memory of other functions' drivers begins there; IOMMUs have 39 bits of addresses at least.
+const OTHERS: u64 = 1 << 38;
 /// How long the function may take for a request.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Looks at the completion ring between two looks at the clock.
@@ -165,12 +168,24 @@ impl std::fmt::Debug for Accel {
 }
 
 impl Accel {
+    /// Opens the function at a place; each register access of one behind a socket takes at most `limit`.
+    ///
+    /// # Errors
+    /// [`AccelError`].
+    pub fn open_at(
+        place: &FunctionPlace,
+        limit: Duration,
+        options: AccelOptions,
+    ) -> Result<Accel, AccelError> {
+        Accel::start(place.open(limit, KIND)?, options)
+    }
+
     /// Opens the function at the vfio-user socket `path`; each register access takes at most `limit`.
     ///
     /// # Errors
     /// [`AccelError`].
     pub fn open(path: &Path, limit: Duration, options: AccelOptions) -> Result<Accel, AccelError> {
-        Accel::start(Box::new(connect(path, limit)?), options)
+        Accel::open_at(&FunctionPlace::Socket(path.to_owned()), limit, options)
     }
 
     /// Opens the function at this PCI address of this machine's; see [`rackbus_pci::machine`] for how it has
@@ -179,8 +194,7 @@ impl Accel {
     /// # Errors
     /// [`AccelError`].
     pub fn open_pci(address: &str, options: AccelOptions) -> Result<Accel, AccelError> {
-        let function = open_on_machine(address, VENDOR_ID, DEVICE_ID)?;
-        Accel::start(Box::new(function), options)
+        Accel::open_at(&FunctionPlace::Machine(address.to_owned()), TIME_LIMIT, options)
     }
 
     /// The addresses of the accelerators that this machine has.
@@ -309,21 +323,28 @@ impl Accel {
         }
     }
 
-    /// Lets the function read memory of another one's driver; the address at which it does. One at a time.
+    /// Up to `most` offsets of `length` bytes each in the first `room` bytes of the memory for data, which the function
+    /// reaches in one piece each.
+    fn places(&self, room: usize, length: usize, most: usize) -> Vec<usize> {
+        let data = self.layout.data;
+        let places = self.addresses.places((data, data + room), length, most);
+        places.into_iter().map(|at| at - data).collect()
+    }
+
+    /// Lets the function read memory of another one's driver; the addresses at which it does. One at a time.
     ///
     /// # Errors
     /// When it cannot.
-    pub fn reach(&mut self, memory: &SharedMemory) -> Result<u64, AccelError> {
-        self.device.share(OTHERS, memory)?;
-        Ok(OTHERS)
+    pub fn reach(&mut self, memory: &SharedMemory) -> Result<DmaAddresses, AccelError> {
+        Ok(self.device.share(OTHERS, memory)?)
     }
 
     /// Takes away `length` bytes of such memory.
     ///
     /// # Errors
     /// When the connection failed.
-    pub fn leave(&mut self, address: u64, length: usize) -> Result<(), AccelError> {
-        Ok(self.device.unshare(address, length)?)
+    pub fn leave(&mut self, length: usize) -> Result<(), AccelError> {
+        Ok(self.device.unshare(OTHERS, length)?)
     }
 
     /// Puts a descriptor into a queue; the function sees it after [`ring`](Accel::ring). Nothing is put into any queue
@@ -452,54 +473,4 @@ impl Accel {
             }
         }
     }
-}
-
-fn identify(device: &mut dyn DrivenFunction) -> Result<AccelInfo, AccelError> {
-    match read4(device, reg::MAGIC)? {
-        u32::MAX => return Err(AccelError::Device(DriveError::Absent)),
-        reg::MAGIC_VALUE => {}
-        _ => return Err(AccelError::Unsupported("it is no accelerator")),
-    }
-    if read4(device, reg::VERSION)? != reg::VERSION_VALUE {
-        return Err(AccelError::Unsupported("its interface is of another version"));
-    }
-    let mut operations = [0; 8];
-    device.read(reg::OPERATIONS, &mut operations)?;
-    let bits = u64::from_le_bytes(operations);
-    let can = |operation: &Operation| bits >> *operation as u8 & 1 == 1;
-    Ok(AccelInfo {
-        queues: read4(device, reg::QUEUES)?,
-        contexts: read4(device, reg::CONTEXTS)?,
-        largest: read4(device, reg::LARGEST)?,
-        operations: OPERATIONS.into_iter().filter(can).collect(),
-    })
-}
-
-fn read4(device: &mut dyn DrivenFunction, offset: u64) -> Result<u32, AccelError> {
-    let mut data = [0; 4];
-    device.read(offset, &mut data)?;
-    Ok(u32::from_le_bytes(data))
-}
-
-/// A register when it is as it should be, after what the driver has stored elsewhere. That is so at once where the store
-/// traps; where registers are memory the function has to look first.
-fn settled(
-    device: &mut dyn DrivenFunction,
-    register: u64,
-    wanted: impl Fn(u32) -> bool,
-) -> Result<u32, AccelError> {
-    let begun = Instant::now();
-    loop {
-        match read4(device, register)? {
-            u32::MAX => return Err(AccelError::Device(DriveError::Absent)),
-            value if wanted(value) => return Ok(value),
-            _ if begun.elapsed() >= TIME_LIMIT => return Err(AccelError::TimedOut),
-            _ if device.progress() => {}
-            _ => std::thread::sleep(NAP),
-        }
-    }
-}
-
-fn write4(device: &mut dyn DrivenFunction, offset: u64, value: u32) -> Result<(), AccelError> {
-    Ok(device.write(offset, &value.to_le_bytes())?)
 }

@@ -4,12 +4,12 @@
 //! of this machine's own ([`MachineFunction`]). Drivers are the same above all three.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rackbus_memory::{Access, Event, SharedMemory};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
-use rackbus_pci::machine::{MachineFunction, ReachedRun};
+use rackbus_pci::machine::{FunctionKind, MachineFunction, ReachedRun, is_address};
 use rackbus_pci::vfio_user::Client;
 use rackbus_pci::{Endpoint, Function};
 use rackbus_spec::vfio_user::{irq, region};
@@ -39,17 +39,10 @@ impl DmaAddresses {
         DmaAddresses { runs: vec![ReachedRun { offset: 0, address: iova }], length: length as u64 }
     }
 
-    /// Memory of `length` bytes that is reached in these runs.
-    fn of(runs: Vec<ReachedRun>, length: usize) -> DmaAddresses {
+    /// Memory of `length` bytes that is reached in these runs, which are in the order of their offsets; the first is of
+    /// offset 0.
+    pub fn of(runs: Vec<ReachedRun>, length: usize) -> DmaAddresses {
         DmaAddresses { runs, length: length as u64 }
-    }
-
-    /// The address of the memory, where it is all in one piece.
-    pub fn whole(&self) -> Option<u64> {
-        match self.runs[..] {
-            [ReachedRun { address, .. }] => Some(address),
-            _ => None,
-        }
     }
 
     /// The address of the byte at `offset`, and how many bytes from there on are in one piece.
@@ -59,6 +52,29 @@ impl DmaAddresses {
         let run = self.runs.get(next.checked_sub(1)?).filter(|_| offset < self.length)?;
         let end = self.runs.get(next).map_or(self.length, |next| next.offset);
         Some((run.address + (offset - run.offset), (end - offset) as usize))
+    }
+
+    /// The address of `length` bytes at `offset`, where they are in one piece.
+    #[inline]
+    pub fn piece(&self, offset: usize, length: usize) -> Option<u64> {
+        self.at(offset).and_then(|(address, run)| (run >= length).then_some(address))
+    }
+
+    /// Up to `most` offsets from `from` on, beside each other where that can be, of `length` bytes each that are in one piece
+    /// and end at `end` at the latest.
+    pub fn places(&self, (from, end): (usize, usize), length: usize, most: usize) -> Vec<usize> {
+        let (mut places, mut offset) = (Vec::new(), from);
+        while places.len() < most && end.checked_sub(offset).is_some_and(|left| left >= length) {
+            match self.at(offset) {
+                None => break,
+                Some((_, run)) if run < length => offset += run,
+                Some(_) => {
+                    places.push(offset);
+                    offset += length;
+                }
+            }
+        }
+        places
     }
 }
 
@@ -116,15 +132,16 @@ pub trait DrivenFunction: Send {
         Ok(Vec::new())
     }
 
-    /// Lets the function read memory of another one's driver at `iova`, until [`unshare`](DrivenFunction::unshare).
+    /// Lets the function read memory of another one's driver, until [`unshare`](DrivenFunction::unshare). Where it can choose,
+    /// that is at `iova`.
     ///
     /// # Errors
-    /// When the device refuses, or cannot choose where its memory is.
-    fn share(&mut self, _iova: u64, _memory: &SharedMemory) -> Result<(), DriveError> {
+    /// When the device refuses, or does not reach such memory.
+    fn share(&mut self, _iova: u64, _memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         Err(DriveError::Unsupported("it reaches no memory of other functions' drivers"))
     }
 
-    /// Takes away `length` bytes of memory that was shared at `iova`.
+    /// Takes away `length` bytes of memory that was shared with `iova`.
     ///
     /// # Errors
     /// When the connection failed.
@@ -165,9 +182,10 @@ impl DrivenFunction for Client {
         Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
-    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         let length = memory.len() as u64;
-        Ok(self.dma_map(iova, length, Access::READ, Some((memory.as_fd(), 0)))?)
+        self.dma_map(iova, length, Access::READ, Some((memory.as_fd(), 0)))?;
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
     fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
@@ -207,6 +225,14 @@ impl DrivenFunction for MachineFunction {
         Ok(DmaAddresses::of(MachineFunction::start(self, iova, memory)?, memory.len()))
     }
 
+    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
+        Ok(DmaAddresses::of(MachineFunction::share(self, iova, memory)?, memory.len()))
+    }
+
+    fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
+        Ok(MachineFunction::unshare(self, iova, length as u64)?)
+    }
+
     fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, DriveError> {
         Ok(MachineFunction::interrupts(self, count)?)
     }
@@ -223,6 +249,41 @@ fn events(count: usize) -> Result<(Vec<Event>, Vec<Option<OwnedFd>>), DriveError
     Ok(both.map_err(DriveError::Descriptors)?.into_iter().unzip())
 }
 
+/// Where a function is that a program drives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FunctionPlace {
+    /// Behind the vfio-user socket of this path.
+    Socket(PathBuf),
+    /// At this PCI address of this machine.
+    Machine(String),
+}
+
+impl FunctionPlace {
+    /// What a text means: what has the form of a PCI address is one, and all else a socket's path.
+    pub fn named(text: &str) -> FunctionPlace {
+        match is_address(text) {
+            true => FunctionPlace::Machine(text.to_owned()),
+            false => FunctionPlace::Socket(text.into()),
+        }
+    }
+
+    /// Opens the function there; each register access of one behind a socket takes at most `limit`. One of this machine has
+    /// to be what is wanted.
+    ///
+    /// # Errors
+    /// As [`connect`] and [`open_on_machine`].
+    pub fn open(
+        &self,
+        limit: Duration,
+        wanted: FunctionKind,
+    ) -> Result<Box<dyn DrivenFunction>, DriveError> {
+        Ok(match self {
+            FunctionPlace::Socket(path) => Box::new(connect(path, limit)?),
+            FunctionPlace::Machine(address) => Box::new(open_on_machine(address, wanted)?),
+        })
+    }
+}
+
 /// Connects to the function at `path`; each register access takes at most `limit`.
 ///
 /// # Errors
@@ -231,17 +292,13 @@ pub fn connect(path: &Path, limit: Duration) -> Result<Client, DriveError> {
     Ok(Client::connect(path, limit)?)
 }
 
-/// Opens the function of this vendor with this device number at a PCI address of this machine, one of its own or one that
-/// it has borrowed through an NTB.
+/// Opens the function of this kind at a PCI address of this machine, one of its own or one that it has borrowed through an
+/// NTB.
 ///
 /// # Errors
 /// When there is no such function, it is in use, or it is not known how it reaches memory.
-pub fn open_on_machine(
-    address: &str,
-    vendor: u16,
-    device: u16,
-) -> Result<MachineFunction, DriveError> {
-    let function = MachineFunction::open_only(address, vendor, device)?;
+pub fn open_on_machine(address: &str, wanted: FunctionKind) -> Result<MachineFunction, DriveError> {
+    let function = MachineFunction::open_only(address, wanted)?;
     let window = match address.parse() {
         // Who has one by an IOMMU need not be root, and is not let to ask.
         Ok(address) if function.has_physical_addresses() => rackbus_metal::window_of(address)?,
@@ -309,10 +366,11 @@ impl DrivenFunction for InThreadFunction {
         Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
-    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+    fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
         let mapped =
             self.endpoint.map(iova, memory.len() as u64, Access::READ, Some(memory.handle(0)));
-        mapped.map_err(|_| DriveError::Unsupported("it cannot map the memory"))
+        mapped.map_err(|_| DriveError::Unsupported("it cannot map the memory"))?;
+        Ok(DmaAddresses::contiguous(iova, memory.len()))
     }
 
     fn unshare(&mut self, iova: u64, length: usize) -> Result<(), DriveError> {
@@ -374,7 +432,7 @@ pub(crate) mod stoppable {
             self.0.start(iova, memory)
         }
 
-        fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<(), DriveError> {
+        fn share(&mut self, iova: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
             self.0.share(iova, memory)
         }
 
@@ -395,14 +453,17 @@ mod tests {
     #[test]
     fn an_address_goes_with_the_bytes_that_follow_it_in_one_piece() {
         let one = DmaAddresses::contiguous(1 << 32, 8192);
-        assert_eq!(one.whole(), Some(1 << 32));
         assert_eq!(one.at(0), Some((1 << 32, 8192)));
         assert_eq!((one.at(8191), one.at(8192)), (Some(((1 << 32) + 8191, 1)), None));
         let run = |offset, address| ReachedRun { offset, address };
         let two = DmaAddresses::of(vec![run(0, 0x9000), run(4096, 0x1000)], 6000);
-        assert_eq!(two.whole(), None);
         assert_eq!(two.at(4095), Some((0x9fff, 1)));
         assert_eq!(two.at(4096), Some((0x1000, 6000 - 4096)));
         assert_eq!((two.at(5999), two.at(6000)), (Some((0x1000 + 1903, 1)), None));
+        assert_eq!((two.piece(0, 4096), two.piece(1, 4096)), (Some(0x9000), None));
+        assert_eq!(two.places((0, 6000), 1500, 9), [0, 1500, 4096]);
+        assert_eq!(two.places((100, 6000), 952, 9), [100, 1052, 2004, 2956, 4096, 5048]);
+        assert_eq!(two.places((100, 5999), 952, 4), [100, 1052, 2004, 2956]);
+        assert!(two.places((0, 6000), 4097, 9).is_empty() && two.places((9, 8), 0, 9).is_empty());
     }
 }

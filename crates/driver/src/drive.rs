@@ -8,13 +8,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_memory::{DmaSlice, SharedMemory};
+use rackbus_pci::machine::FunctionKind;
 use rackbus_spec::nvme::command::{Cdw0, DsmCdw11, RwCdw12};
 use rackbus_spec::nvme::data::DsmRange;
 use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 use zerocopy::IntoBytes;
 
 use crate::DriveError;
-use crate::device::{DrivenFunction, connect};
+use crate::device::{DmaAddresses, DrivenFunction, FunctionPlace};
 use crate::queue::{DriveBuffer, DriveQueue, PAGE, PairLayout};
 use admin::{Admin, admin_queue, enable, wait};
 use pairs::place_pairs;
@@ -23,6 +24,8 @@ use pairs::place_pairs;
 const IOVA: u64 = 1 << 32;
 /// Entries of the admin queue.
 const ADMIN_ENTRIES: u16 = 16;
+/// What drives of this machine are: controllers of non-volatile memory, with the interface of NVM Express.
+const KIND: FunctionKind = FunctionKind::Class(0x01_0802);
 /// How long a drive may take for a command.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// After this long without an answer its status is looked at, and then again and again.
@@ -76,6 +79,7 @@ pub struct DriveInfo {
 pub struct Drive {
     device: Box<dyn DrivenFunction>,
     memory: SharedMemory,
+    addresses: DmaAddresses,
     queue: DriveQueue,
     /// The others, behind the first one.
     others: Vec<DriveQueue>,
@@ -97,7 +101,19 @@ impl Drive {
     /// # Errors
     /// [`DriveError`] when it cannot be reached, started or used.
     pub fn open(path: &Path, options: DriveOptions) -> Result<Drive, DriveError> {
-        Drive::with_device(Box::new(connect(path, TIME_LIMIT)?), options)
+        Drive::open_at(&FunctionPlace::Socket(path.to_owned()), options, 1)
+    }
+
+    /// Opens the drive there, with queues as [`with_queues`](Drive::with_queues).
+    ///
+    /// # Errors
+    /// As [`open`](Drive::open).
+    pub fn open_at(
+        place: &FunctionPlace,
+        options: DriveOptions,
+        queues: u16,
+    ) -> Result<Drive, DriveError> {
+        Drive::with_queues(place.open(TIME_LIMIT, KIND)?, options, queues)
     }
 
     /// Starts the drive behind `device`.
@@ -129,10 +145,11 @@ impl Drive {
         let memory = device.memory("nvme-driver", length)?;
         // Declared behind the memory: where this fails, the function is stopped before its memory is given back.
         let mut device = device;
-        let iova = device.start(IOVA, &memory)?.whole();
+        let addresses = device.start(IOVA, &memory)?;
+        let iova = addresses.piece(0, data);
         let iova = iova.ok_or(DriveError::Unsupported("it needs more memory in one piece"))?;
         let dstrd = enable(&mut *device, iova)?;
-        let queue = admin_queue(&memory, iova, dstrd);
+        let queue = admin_queue(&memory, &addresses, dstrd);
         let mut admin = Admin { device: &mut *device, queue, iova };
         let (mut info, sgl, shadowed) = admin.identify(&memory)?;
         if !sgl {
@@ -144,13 +161,14 @@ impl Drive {
         for place in places.into_iter().take(granted.into()) {
             let place = PairLayout { dstrd, shadow, ..place };
             admin.create_queues(place)?;
-            made.push(DriveQueue::new(&memory, iova, place, sgl));
+            made.push(DriveQueue::new(&memory, &addresses, place, sgl));
         }
         let none = DriveError::Unsupported("it has no I/O queue");
         let mut made = made.into_iter();
         let (queue, others) = (made.next().ok_or(none)?, made.collect());
-        let data = DriveBuffer { offset: data, length: length - data };
-        Ok(Drive { device, memory, queue, others, info, data, late: false })
+        // There may be more than was asked for.
+        let data = DriveBuffer { offset: data, length: memory.len() - data };
+        Ok(Drive { device, memory, addresses, queue, others, info, data, late: false })
     }
 
     /// What the drive says of itself.
@@ -169,6 +187,13 @@ impl Drive {
     pub fn buffer(&self, offset: usize, length: usize) -> Option<DriveBuffer> {
         let end = offset.checked_add(length)?;
         (end <= self.data.length).then(|| DriveBuffer { offset: self.data.offset + offset, length })
+    }
+
+    /// Up to `most` parts of the memory for data of `length` bytes each, which the drive reaches in one piece each.
+    pub(crate) fn buffers(&self, length: usize, most: usize) -> Vec<DriveBuffer> {
+        let range = (self.data.offset, self.data.offset + self.data.length);
+        let places = self.addresses.places(range, length, most);
+        places.into_iter().map(|offset| DriveBuffer { offset, length }).collect()
     }
 
     /// Reads `out.len()` bytes, whole blocks, from block `lba` on.
@@ -258,7 +283,7 @@ impl Drive {
         self.slice(buffer)?.copy_from(range.as_bytes());
         let mut sqe = io(IoOpcode::DatasetManagement);
         sqe.cdw11 = DsmCdw11::new().with_ad(true).into();
-        self.queue.point_to(&mut sqe, buffer);
+        self.queue.point_to(&mut sqe, buffer)?;
         self.run("deallocate", sqe)
     }
 

@@ -14,7 +14,7 @@ pub mod net;
 mod queue;
 
 pub use accel::{Accel, AccelError};
-pub use device::{DmaAddresses, DrivenFunction, InThreadFunction};
+pub use device::{DmaAddresses, DrivenFunction, FunctionPlace, InThreadFunction};
 pub use drive::{Drive, DriveInfo, DriveOptions};
 pub use net::{Net, NetError};
 pub use queue::{Completed, DriveBuffer, DriveQueue};

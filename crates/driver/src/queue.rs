@@ -12,7 +12,7 @@ use rackbus_spec::nvme::registers::{DOORBELLS, cq_head_doorbell, sq_tail_doorbel
 use rackbus_spec::nvme::{IoOpcode, Sqe, Status};
 
 use crate::DriveError;
-use crate::device::DrivenFunction;
+use crate::device::{DmaAddresses, DrivenFunction};
 
 /// Bytes of a memory page as the driver configures the controller.
 pub(crate) const PAGE: usize = 4096;
@@ -83,7 +83,7 @@ pub(crate) struct PairLayout {
 #[derive(Debug)]
 pub struct DriveQueue {
     memory: SharedMemory,
-    iova: u64,
+    addresses: DmaAddresses,
     place: PairLayout,
     sgl: bool,
     sq_tail: u16,
@@ -102,13 +102,13 @@ pub struct DriveQueue {
 impl DriveQueue {
     pub(crate) fn new(
         memory: &SharedMemory,
-        iova: u64,
+        addresses: &DmaAddresses,
         place: PairLayout,
         sgl: bool,
     ) -> DriveQueue {
         DriveQueue {
             memory: memory.clone(),
-            iova,
+            addresses: addresses.clone(),
             place,
             sgl,
             sq_tail: 0,
@@ -145,7 +145,8 @@ impl DriveQueue {
     /// queue; the drive sees it after [`ring`](DriveQueue::ring). The buffer must hold them.
     ///
     /// # Errors
-    /// [`DriveError::Request`] when the queue is full or the buffer is no part of the memory.
+    /// [`DriveError::Request`] when the queue is full, or the buffer is no part of the memory that the drive reaches in one
+    /// piece.
     #[inline]
     pub fn submit(
         &mut self,
@@ -155,8 +156,15 @@ impl DriveQueue {
         buffer: DriveBuffer,
         fua: bool,
     ) -> Result<u16, DriveError> {
-        let address = self.iova + buffer.offset as u64;
-        self.submit_at(opcode, lba, blocks, (address, buffer.length), fua)
+        let data = (self.address(buffer)?, buffer.length);
+        self.submit_at(opcode, lba, blocks, data, fua)
+    }
+
+    /// Where the drive reaches a buffer.
+    #[inline]
+    fn address(&self, buffer: DriveBuffer) -> Result<u64, DriveError> {
+        let address = self.addresses.piece(buffer.offset, buffer.length);
+        address.ok_or(DriveError::Request("the buffer is not in one piece of the drive's memory"))
     }
 
     /// As [`submit`](DriveQueue::submit), with data at `address` of the drive's address space, `length` bytes: a
@@ -185,8 +193,9 @@ impl DriveQueue {
     }
 
     /// Sets the data pointer to memory of the driver's.
-    pub(crate) fn point_to(&self, sqe: &mut Sqe, buffer: DriveBuffer) {
-        self.point(sqe, (self.iova + buffer.offset as u64, buffer.length));
+    pub(crate) fn point_to(&self, sqe: &mut Sqe, buffer: DriveBuffer) -> Result<(), DriveError> {
+        self.point(sqe, (self.address(buffer)?, buffer.length));
+        Ok(())
     }
 
     /// Sets the data pointer: PRPs where two pages are enough, else one SGL descriptor.

@@ -5,9 +5,15 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::accel::{
     Accel, AccelOptions, DriveRange, DriveSource, MessageWork, SourceError,
 };
-use rackbus_driver::{Drive, DriveOptions, InThreadFunction};
+use rackbus_driver::{
+    DmaAddresses, Drive, DriveError, DriveOptions, DrivenFunction, FunctionPlace, InThreadFunction,
+};
+use rackbus_memory::{Access, SharedMemory};
+use rackbus_pci::endpoint::FunctionRegion;
 use rackbus_pci::engine::EngineOptions;
+use rackbus_pci::machine::ReachedRun;
 use rackbus_pci::vfio_user::serve_function;
+use rackbus_pci::{Endpoint, Function};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{Operation, OperationStatus};
 
@@ -197,14 +203,14 @@ fn a_drive_at_a_socket_reads_ahead_of_the_accelerator() {
     let mut drive = Drive::open(&socket, DriveOptions { depth: 1, data: 1 << 20 }).unwrap();
     drive.write(0, &content, false).unwrap();
     drop(drive);
-    let mut accel = accel();
+    let (mut accel, place) = (accel(), FunctionPlace::Socket(socket));
     // Before any memory is taken for them.
     for message in [0, accel.info().largest as usize + 512, 1 << 44, usize::MAX - 511] {
-        let refused = DriveSource::open(&mut accel, &socket, message).unwrap_err();
+        let refused = DriveSource::open(&mut accel, &place, message).unwrap_err();
         assert!(matches!(refused, SourceError::Request(_)), "{message}: {refused}");
     }
     for (message, queues) in [(MESSAGE, 8), (1 << 20, 6)] {
-        let mut source = DriveSource::open(&mut accel, &socket, message).unwrap();
+        let mut source = DriveSource::open(&mut accel, &place, message).unwrap();
         assert_eq!(source.drive().queues(), queues);
         let results = run(&mut source, &mut accel, &[(Operation::Copy, 0)], (0, 4 << 20)).unwrap();
         assert!(results.iter().flat_map(|(_, result)| result).eq(&content));
@@ -269,5 +275,101 @@ fn what_cannot_be_is_refused_and_what_fails_leaves_both_usable() {
     {
         let refused = DriveSource::with_drive(&mut accel, drive, message).unwrap_err();
         assert!(matches!(refused, SourceError::Request(_)), "{refused}");
+    }
+}
+
+/// A function as one without an IOMMU, whose driver's memory is in huge pages, each of which lies somewhere else.
+struct Scattered {
+    endpoint: Endpoint,
+    first: u64,
+    now_ns: u64,
+}
+
+const HUGE_PAGE: u64 = 2 << 20;
+
+impl Scattered {
+    /// Its own memory is from `first` on, and that of others far behind.
+    fn new(model: Box<dyn Function>, first: u64) -> Scattered {
+        Scattered { endpoint: Endpoint::new(model), first, now_ns: 0 }
+    }
+
+    /// Maps memory in pieces that are in reverse order and have gaps between them.
+    fn map(&mut self, first: u64, memory: &SharedMemory) -> DmaAddresses {
+        let pages = memory.len() as u64 / HUGE_PAGE;
+        let page = |nth: u64| {
+            let address = first + 2 * HUGE_PAGE * (pages - nth);
+            let (offset, access) = (nth * HUGE_PAGE, Access::READ | Access::WRITE);
+            let memory = Some(memory.handle(offset));
+            self.endpoint.map(address, HUGE_PAGE, access, memory).unwrap();
+            ReachedRun { offset, address }
+        };
+        DmaAddresses::of((0..pages).map(page).collect(), memory.len())
+    }
+}
+
+impl DrivenFunction for Scattered {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<(), DriveError> {
+        self.endpoint.read(FunctionRegion::Bar(0), offset, data).unwrap();
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.endpoint.write(FunctionRegion::Bar(0), offset, data).unwrap();
+        Ok(())
+    }
+
+    fn memory(&mut self, name: &str, length: usize) -> Result<SharedMemory, DriveError> {
+        Ok(SharedMemory::create(name, (length as u64).next_multiple_of(HUGE_PAGE))?)
+    }
+
+    fn start(&mut self, _: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
+        let addresses = self.map(self.first, memory);
+        self.endpoint.write(FunctionRegion::Config, 4, &[6, 0]).unwrap();
+        Ok(addresses)
+    }
+
+    fn share(&mut self, _: u64, memory: &SharedMemory) -> Result<DmaAddresses, DriveError> {
+        Ok(self.map(self.first + (1 << 36), memory))
+    }
+
+    fn unshare(&mut self, _: u64, length: usize) -> Result<(), DriveError> {
+        for nth in 1..=length as u64 / HUGE_PAGE {
+            let address = self.first + (1 << 36) + 2 * HUGE_PAGE * nth;
+            self.endpoint.unmap(address, HUGE_PAGE).unwrap();
+        }
+        Ok(())
+    }
+
+    fn progress(&mut self) -> bool {
+        self.now_ns = self.endpoint.clock();
+        self.endpoint.poll(self.now_ns);
+        true
+    }
+}
+
+/// Messages of all sizes, of which none is across a boundary of huge pages, with several reads in flight.
+#[test]
+fn memory_in_huge_pages_that_are_apart_is_enough() {
+    let pool = EnginePool::new(PoolOptions::default());
+    let model = Accelerator::new(&pool, TenantId(1), None, 1).unwrap();
+    let function = Scattered::new(Box::new(model), 1 << 33);
+    let mut accel = Accel::start(Box::new(function), AccelOptions::default()).unwrap();
+    let content = content();
+    for message in [MESSAGE, 3 * MESSAGE, 1 << 20] {
+        let model = Nvme::new(&NvmeConfig::memory(4 << 20, "M1")).unwrap();
+        let options = DriveOptions { depth: 1, data: 8 * message };
+        let function = Box::new(Scattered::new(Box::new(model), 1 << 34));
+        let mut drive = Drive::with_queues(function, options, 6).unwrap();
+        drive.write(0, &content, false).unwrap();
+        let mut source = DriveSource::with_drive(&mut accel, drive, message).unwrap();
+        for stages in [
+            &[(Operation::Copy, 0)][..],
+            &[(Operation::Lz4Compress, 0), (Operation::Lz4Decompress, 0)],
+        ] {
+            let results = run(&mut source, &mut accel, stages, (0, 4 << 20)).unwrap();
+            let results = results.iter().flat_map(|(_, result)| result);
+            assert!(results.eq(&content), "{message} bytes: {stages:?}");
+        }
+        source.close(&mut accel).unwrap();
     }
 }

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use rackbus_memory::{Event, RegionError, SharedMemory};
 use rackbus_spec::pcie::{Command, header};
-use rackbus_vfio::VfioError;
+use rackbus_vfio::{PciAddress, VfioError};
 
 /// Where Linux lists PCI functions.
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -31,15 +31,13 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 pub enum MachineError {
     /// There is another device.
     #[error(
-        "{address} is another device than {vendor:04x}:{device:04x}; name the address of one, as lspci shows it"
+        "{address} is another device than {wanted}; name the address of one, as lspci shows it"
     )]
     Another {
         /// The PCI address that was named.
         address: String,
-        /// The vendor that it should be of.
-        vendor: u16,
-        /// The device number that it should have.
-        device: u16,
+        /// What it should be.
+        wanted: FunctionKind,
     },
     /// This machine has none at that address.
     #[error("there is no PCI function {0} on this machine; `lspci -D` lists them")]
@@ -80,6 +78,12 @@ pub enum MachineError {
         "memory in huge pages, which a function without an IOMMU takes: {0}; echo 8 >/proc/sys/vm/nr_hugepages"
     )]
     HugePages(RegionError),
+    /// Memory of another function's driver may be moved by the kernel.
+    #[error(
+        "a function without an IOMMU reaches memory in huge pages alone, and the other function's driver has none: drive \
+         both in the same way, by vfio-pci with an IOMMU or both without one"
+    )]
+    SmallPages,
     /// Memory could not be shared with it.
     #[error("memory: {0}")]
     Memory(#[from] RegionError),
@@ -99,6 +103,36 @@ pub enum MachineError {
         "the kernel tells no physical addresses to this user; be root, or use an IOMMU and vfio-pci"
     )]
     NoAddresses,
+}
+
+/// What a function of this machine is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FunctionKind {
+    /// Of this vendor, with this device number.
+    Identity(u16, u16),
+    /// Of this class: base class, sub-class and programming interface, 24 bits together.
+    Class(u32),
+}
+
+impl FunctionKind {
+    /// Whether the function in this folder of sysfs is one.
+    fn is(self, path: &Path) -> bool {
+        match self {
+            FunctionKind::Identity(vendor, device) => {
+                is(path, "vendor", vendor.into()) && is(path, "device", device.into())
+            }
+            FunctionKind::Class(class) => is(path, "class", class),
+        }
+    }
+}
+
+impl std::fmt::Display for FunctionKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FunctionKind::Identity(vendor, device) => write!(f, "{vendor:04x}:{device:04x}"),
+            FunctionKind::Class(class) => write!(f, "one of class {class:06x}"),
+        }
+    }
 }
 
 pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> MachineError {
@@ -143,19 +177,14 @@ impl MachineFunction {
         MachineFunction::at(Place::find(Path::new(DEVICES), address)?)
     }
 
-    /// The same for a function of this vendor with this device number alone: opening resets it, and another one is
-    /// left as it is.
+    /// The same for a function of this kind alone: opening resets it, and another one is left as it is.
     ///
     /// # Errors
     /// [`MachineError`].
-    pub fn open_only(
-        address: &str,
-        vendor: u16,
-        device: u16,
-    ) -> Result<MachineFunction, MachineError> {
+    pub fn open_only(address: &str, wanted: FunctionKind) -> Result<MachineFunction, MachineError> {
         let place = Place::find(Path::new(DEVICES), address)?;
-        if !is(&place.path, "vendor", vendor) || !is(&place.path, "device", device) {
-            return Err(MachineError::Another { address: place.address, vendor, device });
+        if !wanted.is(&place.path) {
+            return Err(MachineError::Another { address: place.address, wanted });
         }
         MachineFunction::at(place)
     }
@@ -252,6 +281,34 @@ impl MachineFunction {
         }
     }
 
+    /// Lets it read memory of another function's driver, at `iova` where there is an IOMMU, and else where it happens to lie,
+    /// in huge pages. One at a time.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn share(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> Result<Vec<ReachedRun>, MachineError> {
+        match &mut self.0 {
+            MachineDevice::Vfio(device) => device.share(iova, memory),
+            MachineDevice::Sysfs(device) => device.share(memory),
+        }
+    }
+
+    /// Takes `length` bytes of such memory away. What is reached by physical addresses is, for as long as it is there: it
+    /// stays until there is other memory in its place, or the function is stopped.
+    ///
+    /// # Errors
+    /// [`MachineError`].
+    pub fn unshare(&mut self, iova: u64, length: u64) -> Result<(), MachineError> {
+        match &mut self.0 {
+            MachineDevice::Vfio(device) => device.unshare(iova, length),
+            MachineDevice::Sysfs(_) => Ok(()),
+        }
+    }
+
     /// Interrupts of it by up to `count` vectors, each with its event: as many as it has, or none.
     ///
     /// # Errors
@@ -280,7 +337,7 @@ fn find_in(devices: &Path, vendor: u16, device: u16) -> Result<Vec<String>, Mach
     };
     let mut found: Vec<String> = entries
         .flatten()
-        .filter(|entry| is(&entry.path(), "vendor", vendor) && is(&entry.path(), "device", device))
+        .filter(|entry| FunctionKind::Identity(vendor, device).is(&entry.path()))
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     found.sort();
@@ -288,10 +345,15 @@ fn find_in(devices: &Path, vendor: u16, device: u16) -> Result<Vec<String>, Mach
 }
 
 /// Whether sysfs says of the function in `path` that its `name` is `wanted`.
-fn is(path: &Path, name: &str, wanted: u16) -> bool {
+fn is(path: &Path, name: &str, wanted: u32) -> bool {
     let text = fs::read_to_string(path.join(name)).unwrap_or_default();
-    let number = text.trim().strip_prefix("0x").and_then(|hex| u16::from_str_radix(hex, 16).ok());
+    let number = text.trim().strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok());
     number == Some(wanted)
+}
+
+/// Whether a text has the form of a PCI address, `0000:01:00.0` or `01:00.0`.
+pub fn is_address(text: &str) -> bool {
+    text.parse::<PciAddress>().is_ok()
 }
 
 /// Where sysfs has a function.
@@ -364,6 +426,7 @@ mod tests {
             fs::create_dir_all(&path).unwrap();
             fs::write(path.join("vendor"), "0x1234\n").unwrap();
             fs::write(path.join("device"), format!("{device}\n")).unwrap();
+            fs::write(path.join("class"), "0x010802\n").unwrap();
         }
         std::os::unix::fs::symlink("../../bus/pci/drivers/nvme", root.join("0001:00:00.0/driver"))
             .unwrap();
@@ -380,12 +443,22 @@ mod tests {
             let place = Place::find(&root, address).unwrap();
             assert_eq!((place.address.as_str(), place.driver()), ("0000:01:00.0", None));
         }
+        let path = root.join("0000:01:00.0");
+        assert!(FunctionKind::Class(0x01_0802).is(&path) && !FunctionKind::Class(0x0802).is(&path));
         assert_eq!(Place::find(&root, "0001:00:00.0").unwrap().driver().as_deref(), Some("nvme"));
         for wrong in ["", ".", "..", "03:00.0", "../x", "0000:01:00.0/vendor"] {
             let error = Place::find(&root, wrong).unwrap_err();
             assert!(matches!(error, MachineError::NotFound(_)), "{wrong}");
         }
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_socket_is_not_taken_for_an_address() {
+        assert!(is_address("01:00.0") && is_address("0000:01:00.0"));
+        for other in ["", "01:00", "/run/01:00.0", "nvme0.1.sock", "01:00.0.sock", "01:00.8"] {
+            assert!(!is_address(other), "{other}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rackbus_devices::accel::{EnginePool, PoolOptions};
 use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_driver::accel::{Accel, AccelOptions, DriveRange, DriveSource, MessageWork};
-use rackbus_driver::{Drive, DriveBuffer, DriveOptions};
+use rackbus_driver::{Drive, DriveBuffer, DriveOptions, FunctionPlace};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::{LocalFunction, serve_function};
 use rackbus_spec::accel::Operation;
@@ -78,10 +78,11 @@ impl InlineSource {
     pub fn new(ahead: bool) -> Result<InlineSource, BenchError> {
         let drive = ServedDrive::start(if ahead { "ahead" } else { "single" })?;
         let socket = drive.socket();
+        let place = FunctionPlace::Socket(socket.clone());
         let pool = EnginePool::new(PoolOptions::default());
         let mut accel = function(&pool, 1, None, AccelOptions::default())?;
         let source = if ahead {
-            DriveSource::open(&mut accel, &socket, MESSAGE)
+            DriveSource::open(&mut accel, &place, MESSAGE)
         } else {
             // Room for those that have been read, and one that is.
             let options = DriveOptions { depth: 1, data: 3 * MESSAGE };

@@ -7,7 +7,8 @@ use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, queue_state, registers as reg, shadow,
 };
 
-use super::{AccelError, read4, settled, write4};
+use super::AccelError;
+use super::registers::{read4, settled, write4};
 use crate::device::{DmaAddresses, DrivenFunction};
 
 #[derive(Debug)]

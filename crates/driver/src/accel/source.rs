@@ -8,18 +8,19 @@
 //! in the order of the drive's data.
 
 mod nonces;
+mod range;
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rackbus_spec::accel::{Completion, Condition, Operation, OperationStatus};
+use rackbus_spec::accel::{Operation, OperationStatus};
 use rackbus_spec::nvme::IoOpcode;
 
 use nonces::{check_nonces, work_at};
+use range::{AskedMessage, Range, WAITS, take};
 
-use super::{Accel, AccelError, MessageSpan, MessageWork, TIME_LIMIT};
-use crate::device::connect;
+use super::{Accel, AccelError, MessageSpan, MessageWork};
+use crate::device::{DmaAddresses, FunctionPlace};
 use crate::drive::DriveOptions;
 use crate::queue::DriveBuffer;
 use crate::{Drive, DriveError};
@@ -36,9 +37,6 @@ const READ: usize = TOLD - 1;
 const READ_LIMIT: Duration = Duration::from_secs(10);
 /// How long the accelerator waits for one, which ends before who waits for the accelerator gives up.
 const WAIT_LIMIT: Duration = Duration::from_secs(15);
-/// Set in the identifier of a descriptor that waits.
-const WAITS: u16 = 0x8000;
-
 /// Bytes that a message cannot have.
 const NO_MESSAGE: SourceError = SourceError::Request(
     "a message is whole blocks, and no more than drive and accelerator take at once (1 MiB mostly)",
@@ -86,70 +84,26 @@ pub struct DriveRange {
     pub length: u64,
 }
 
-/// Takes what came out of a message, with where that begins on the drive.
-type Take<'a> = dyn FnMut(u64, &[u8]) -> Result<(), SourceError> + 'a;
-
 /// A drive whose data go through an accelerator.
 #[derive(Debug)]
 pub struct DriveSource {
     drive: Drive,
     /// Where the accelerator reaches the memory that the driver shares with the drive.
-    address: u64,
+    reached: DmaAddresses,
     /// Bytes of a message: whole blocks.
     message: usize,
-    /// Places for messages in the drive's memory.
-    slots: usize,
-}
-
-/// A message whose read the drive knows of.
-#[derive(Debug)]
-struct Message {
-    /// Which of all messages of the range.
-    number: usize,
-    offset: u64,
-    length: usize,
-    buffer: DriveBuffer,
-    /// Where the word is that says that it was read, and what that is then.
-    awaited: (usize, Condition),
-    /// How waiting for the drive ended; nothing as long as it reads.
-    read: Option<Result<(), SourceError>>,
-    waited: Option<u16>,
-    done: Option<Completion>,
-}
-
-/// What is done with the messages of a range.
-struct Range<'a> {
-    work: &'a MessageWork<'a>,
-    /// Where on the drive the range begins, in bytes.
-    first: u64,
-    /// What is left of it begins here, and ends there.
-    at: u64,
-    end: u64,
-    /// Bytes of each place for what comes out.
-    room: usize,
-    /// Messages that the drive was asked for so far.
-    asked: usize,
-    /// Messages that the accelerator was told of so far.
-    told: usize,
-    /// In the order of the drive's data; the accelerator knows of the first ones.
-    under_way: VecDeque<Message>,
-}
-
-impl Range<'_> {
-    /// Messages that the accelerator knows of and that are under way.
-    fn known(&self) -> usize {
-        self.under_way.len() - (self.asked - self.told)
-    }
+    /// Places for messages in the drive's memory: for those that are read, and [`READ`] more.
+    slots: Vec<DriveBuffer>,
 }
 
 impl DriveSource {
-    /// Opens the drive at the vfio-user socket `path` for an accelerator, in messages of `message` bytes.
+    /// Opens the drive at a place for an accelerator, in messages of `message` bytes.
     ///
     /// # Errors
     /// [`SourceError`]; a message is whole blocks, and no more than drive and accelerator take at once.
     pub fn open(
         accel: &mut Accel,
-        path: &Path,
+        place: &FunctionPlace,
         message: usize,
     ) -> Result<DriveSource, SourceError> {
         if message == 0 || message > accel.info().largest as usize {
@@ -159,8 +113,7 @@ impl DriveSource {
         let data = message.checked_mul(most + READ).ok_or(NO_MESSAGE)?;
         // One read at a time in each queue: where its completion will be is known then.
         let options = DriveOptions { depth: 1, data };
-        let device = Box::new(connect(path, TIME_LIMIT)?);
-        DriveSource::with_drive(accel, Drive::with_queues(device, options, most as u16)?, message)
+        DriveSource::with_drive(accel, Drive::open_at(place, options, most as u16)?, message)
     }
 
     /// The same with a drive that has room for two messages more than it has queues, and one command in flight in each of
@@ -178,14 +131,26 @@ impl DriveSource {
         if message == 0 || !message.is_multiple_of(info.block_size as usize) || message > most {
             return Err(NO_MESSAGE);
         }
-        let slots = drive.queues() + READ;
-        if drive.pair(0).is_none_or(|(queue, _)| queue.depth() != 1)
-            || drive.buffer(0, slots * message).is_none()
-        {
+        // Where memory is in several pieces, fewer may fit, and fewer are read at a time then.
+        let slots = drive.buffers(message, drive.queues() + READ);
+        if drive.pair(0).is_none_or(|(queue, _)| queue.depth() != 1) || slots.len() <= READ {
             return Err(SourceError::Request("the drive is open for something else"));
         }
-        let address = accel.reach(drive.memory())?;
-        Ok(DriveSource { drive, address, message, slots })
+        let reached = accel.reach(drive.memory())?;
+        Ok(DriveSource { drive, reached, message, slots })
+    }
+
+    /// How many messages are read at a time, each by a queue of its own.
+    fn reads(&self) -> usize {
+        self.slots.len() - READ
+    }
+
+    /// Where the accelerator reaches `length` bytes of the drive's memory.
+    fn address(&self, offset: usize, length: usize) -> Result<u64, SourceError> {
+        let address = self.reached.piece(offset, length);
+        address.ok_or(SourceError::Request(
+            "the drive's memory is in smaller pieces for the accelerator",
+        ))
     }
 
     /// Bytes of a message for these operations: as many as can be, but half of that where more may come out than goes in.
@@ -241,10 +206,18 @@ impl DriveSource {
         }
         accel.check_idle()?;
         self.check_idle()?;
-        let room = (room.min(accel.data_size()) / TOLD).min(accel.info().largest as usize);
+        let data = room.min(accel.data_size());
+        let room = (data / TOLD).min(accel.info().largest as usize);
+        let places = accel.places(data, room, TOLD);
+        if places.is_empty() {
+            return Err(SourceError::Request(
+                "the accelerator's memory for data is in smaller pieces than what may come out",
+            ));
+        }
         let (asked, told, under_way) = (0, 0, VecDeque::new());
         let (at, end) = (offset, offset + length);
-        let mut range = Range { work, first: offset, at, end, room, asked, told, under_way };
+        let mut range =
+            Range { work, first: offset, at, end, room, places, asked, told, under_way };
         let mut outcome = Ok(());
         loop {
             if outcome.is_ok() {
@@ -311,14 +284,14 @@ impl DriveSource {
     /// Asks the drive for as many messages as it can read now, and tells the accelerator of as many as have a place for
     /// what comes out.
     fn begin(&mut self, accel: &mut Accel, range: &mut Range<'_>) -> Result<(), SourceError> {
-        while range.at < range.end && range.under_way.len() < self.slots {
-            let nth = range.asked % self.drive.queues();
+        while range.at < range.end && range.under_way.len() < self.slots.len() {
+            let nth = range.asked % self.reads();
             let Some((queue, device)) = self.drive.pair(nth) else { break };
             if queue.in_flight() > 0 {
                 if queue.poll(device)?.is_none() {
                     break;
                 }
-                let before = range.asked.checked_sub(self.drive.queues());
+                let before = range.asked.checked_sub(self.reads());
                 let mut under_way = range.under_way.iter_mut();
                 if let Some(message) = under_way.find(|message| Some(message.number) == before) {
                     message.read = Some(Ok(()));
@@ -329,16 +302,17 @@ impl DriveSource {
             range.under_way.push_back(message);
             (range.asked, range.at) = (range.asked + 1, range.at + length as u64);
         }
-        while range.told < range.asked && range.known() < TOLD {
-            let place = range.told % TOLD;
-            let output = accel.span(place * range.room, range.room)?;
+        while range.told < range.asked && range.known() < range.places.len() {
+            let place = range.place(range.told);
+            let output = accel.span(range.places[place], range.room)?;
             let Some(message) = range.under_way.get(range.known()) else { break };
-            let Message { offset, buffer, awaited: (at, condition), .. } = message;
-            let address = self.address + buffer.offset() as u64;
+            let AskedMessage { offset, buffer, awaited: (at, condition), .. } = message;
+            let address = self.address(buffer.offset(), buffer.len())?;
             let input = MessageSpan { address, segments: 0, length: buffer.len() as u32 };
             let work = work_at(range.work, offset - range.first);
             let mut operations = Accel::describe_spans(&work, input, output)?;
-            let mut wait = Accel::describe_wait(self.address + *at as u64, *condition, WAIT_LIMIT);
+            let word = self.address(*at, size_of::<u32>())?;
+            let mut wait = Accel::describe_wait(word, *condition, WAIT_LIMIT);
             (wait.id, operations.id) = (place as u16 | WAITS, place as u16);
             [&wait, &operations].into_iter().try_for_each(|it| accel.push(0, it))?;
             accel.ring(0)?;
@@ -349,25 +323,29 @@ impl DriveSource {
     }
 
     /// Asks the drive for a message.
-    fn ask(&mut self, number: usize, offset: u64, length: usize) -> Result<Message, SourceError> {
+    fn ask(
+        &mut self,
+        number: usize,
+        offset: u64,
+        length: usize,
+    ) -> Result<AskedMessage, SourceError> {
         let block = u64::from(self.drive.info().block_size);
-        let none = SourceError::Request("the drive has no memory for it");
-        let buffer = self.drive.buffer(number % self.slots * self.message, length);
-        let nth = number % self.drive.queues();
-        let (Some(buffer), Some((queue, device))) = (buffer, self.drive.pair(nth)) else {
-            return Err(none);
+        let nth = number % self.reads();
+        let buffer = DriveBuffer { length, ..self.slots[number % self.slots.len()] };
+        let Some((queue, device)) = self.drive.pair(nth) else {
+            return Err(SourceError::Request("the drive has no such queue"));
         };
         let blocks = (length as u64 / block) as u32;
         let id = queue.submit(IoOpcode::Read, offset / block, blocks, buffer, false)?;
         let awaited = queue.awaited(id);
         queue.ring(device)?;
         let (read, waited, done) = (None, None, None);
-        Ok(Message { number, offset, length, buffer, awaited, read, waited, done })
+        Ok(AskedMessage { number, offset, length, buffer, awaited, read, waited, done })
     }
 
     /// Waits until the drive has completed a message's read, with whatever status: the accelerator sees that, too.
     fn finish(&mut self, number: usize) -> Result<(), SourceError> {
-        let nth = number % self.drive.queues();
+        let nth = number % self.reads();
         let Some((queue, device)) = self.drive.pair(nth) else { return Ok(()) };
         let begun = Instant::now();
         let mut looks = 0u32;
@@ -390,63 +368,8 @@ impl DriveSource {
     /// # Errors
     /// When the connection failed.
     pub fn close(self, accel: &mut Accel) -> Result<(), SourceError> {
-        Ok(accel.leave(self.address, self.drive.memory().len())?)
+        Ok(accel.leave(self.drive.memory().len())?)
     }
-}
-
-/// Takes the oldest message when it has ended, and hands it over.
-fn take(accel: &mut Accel, range: &mut Range<'_>, each: &mut Take<'_>) -> Result<(), SourceError> {
-    let (room, first) = (range.room, range.told - range.known());
-    let known = range.known();
-    loop {
-        if let Some(Message { waited: Some(_), done: Some(_), .. }) = range.under_way.front() {
-            break;
-        }
-        // Two descriptors for each message; those of later ones may end before.
-        let completion = match accel.wait(0) {
-            Ok(completion) => completion,
-            Err(error) => {
-                range.under_way.clear();
-                range.told = range.asked;
-                return Err(error.into());
-            }
-        };
-        let place = usize::from(completion.id & !WAITS);
-        let mut known = range.under_way.iter_mut().take(known);
-        let Some(message) = known.find(|message| message.number % TOLD == place) else {
-            range.under_way.clear();
-            range.told = range.asked;
-            // Nothing of it may be taken for what follows.
-            while accel.under_way(0) > 0 && accel.wait(0).is_ok() {}
-            return Err(AccelError::Unsupported("it completed what nobody sent").into());
-        };
-        match completion.id & WAITS {
-            0 => message.done = Some(completion),
-            _ => message.waited = Some(completion.status),
-        }
-    }
-    let Some(message) = range.under_way.pop_front() else { return Ok(()) };
-    let Message { offset, length, read, waited, done: Some(done), .. } = message else {
-        return Ok(());
-    };
-    read.unwrap_or(Ok(()))?;
-    match waited.and_then(OperationStatus::from_number) {
-        Some(OperationStatus::Success) => {}
-        Some(OperationStatus::ConditionFailed) => return Err(SourceError::Read { offset, length }),
-        status => {
-            let status = status.unwrap_or(OperationStatus::EngineFailed);
-            return Err(SourceError::Message { offset, status });
-        }
-    }
-    let status = OperationStatus::from_number(done.status).unwrap_or(OperationStatus::EngineFailed);
-    if status != OperationStatus::Success {
-        return Err(SourceError::Message { offset, status });
-    }
-    let mut result = vec![0; (done.output as usize).min(room)];
-    if let Some(from) = accel.data(first % TOLD * room, result.len()) {
-        from.copy_to(&mut result);
-    }
-    each(offset, &result)
 }
 
 #[cfg(test)]

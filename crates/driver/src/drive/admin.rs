@@ -15,7 +15,7 @@ use super::{
     SHADOW_VALUES, SPINS, TIME_LIMIT,
 };
 use crate::DriveError;
-use crate::device::DrivenFunction;
+use crate::device::{DmaAddresses, DrivenFunction};
 use crate::queue::{CQ_FACTOR, Completed, DriveQueue, PAGE, PairLayout};
 
 /// Waits for the next completion of `queue`.
@@ -110,7 +110,11 @@ fn wait_ready(device: &mut dyn DrivenFunction, ready: bool) -> Result<(), DriveE
     Err(DriveError::TimedOut("enable"))
 }
 
-pub(super) fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> DriveQueue {
+pub(super) fn admin_queue(
+    memory: &SharedMemory,
+    addresses: &DmaAddresses,
+    dstrd: u8,
+) -> DriveQueue {
     let place = PairLayout {
         id: 0,
         sq: ADMIN_SQ,
@@ -120,7 +124,7 @@ pub(super) fn admin_queue(memory: &SharedMemory, iova: u64, dstrd: u8) -> DriveQ
         dstrd,
         shadow: None,
     };
-    DriveQueue::new(memory, iova, place, false)
+    DriveQueue::new(memory, addresses, place, false)
 }
 
 /// The admin queue while the drive is brought up.

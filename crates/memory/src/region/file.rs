@@ -68,6 +68,11 @@ pub(super) fn check_memory(
     Ok(page.max(PAGE).next_power_of_two())
 }
 
+/// Whether memory of this process' own is in huge pages that were put aside.
+pub(in crate::region) fn in_huge_pages(fd: BorrowedFd<'_>) -> bool {
+    kind_of(fd).is_ok_and(|kind| kind == HUGETLBFS_MAGIC)
+}
+
 /// Whether `fd` may be memory: a file that the kernel keeps in memory, on tmpfs or hugetlbfs, which alone have seals, or
 /// one of a window. Whoever serves the file is not asked.
 pub(crate) fn is_memory(fd: BorrowedFd<'_>) -> bool {

@@ -89,6 +89,11 @@ impl SharedMemory {
         self.region.whole()
     }
 
+    /// Whether it is in [huge pages](SharedMemory::create_huge), which the system does not move.
+    pub fn in_huge_pages(&self) -> bool {
+        super::file::in_huge_pages(self.file.as_fd())
+    }
+
     /// Length of the memory in bytes.
     pub fn len(&self) -> usize {
         self.region.len()

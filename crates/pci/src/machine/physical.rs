@@ -19,15 +19,12 @@ const HUGE_PAGE: u64 = 2 << 20;
 const PRESENT: u64 = 1 << 63;
 const NUMBER: u64 = (1 << 55) - 1;
 
-/// Where `memory`, in huge pages, lies.
+/// Where `memory`, in huge pages that were written to, lies.
 ///
 /// # Errors
 /// [`MachineError`], when the kernel does not tell.
 pub fn runs(memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
-    let whole = memory.whole();
-    // A page that was never written to may not be there.
-    whole.fill(0);
-    let first = whole.as_ptr() as u64;
+    let first = memory.whole().as_ptr() as u64;
     let pagemap = File::open(PAGEMAP).map_err(file(PAGEMAP))?;
     let entry = |offset: u64| {
         let mut entry = [0; 8];

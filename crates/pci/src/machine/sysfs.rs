@@ -23,6 +23,8 @@ pub struct SysfsDevice {
     _uio: Option<File>,
     /// By which it reaches physical memory, where it does not reach that directly.
     window: Option<MemoryWindow>,
+    /// Of another function's driver. It is there as long as this one may reach it.
+    shared: Option<SharedMemory>,
 }
 
 impl SysfsDevice {
@@ -54,7 +56,13 @@ impl SysfsDevice {
         let bar = open("resource0")?;
         let length = bar.metadata().map_err(file(place.path.join("resource0")))?.len();
         let registers = MappedRegisters::map(bar.as_fd(), length)?;
-        Ok(SysfsDevice { registers, config: open("config")?, _uio: uio, window: None })
+        Ok(SysfsDevice {
+            registers,
+            config: open("config")?,
+            _uio: uio,
+            window: None,
+            shared: None,
+        })
     }
 
     pub fn behind(mut self, window: MemoryWindow) -> SysfsDevice {
@@ -73,12 +81,29 @@ impl SysfsDevice {
     }
 
     pub fn start(&mut self, memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
-        let mut runs = physical::runs(memory)?;
-        if let Some(window) = self.window {
-            runs = physical::through(runs, memory.len() as u64, window)?;
-        }
+        // A page that was never written to may not be there.
+        memory.whole().fill(0);
+        let runs = self.runs(memory)?;
         self.command(enabled).map_err(file("config"))?;
         Ok(runs)
+    }
+
+    pub fn share(&mut self, memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
+        if !memory.in_huge_pages() {
+            return Err(MachineError::SmallPages);
+        }
+        let runs = self.runs(memory)?;
+        self.shared = Some(memory.clone());
+        Ok(runs)
+    }
+
+    /// Where it reaches memory in huge pages.
+    fn runs(&self, memory: &SharedMemory) -> Result<Vec<ReachedRun>, MachineError> {
+        let runs = physical::runs(memory)?;
+        match self.window {
+            Some(window) => physical::through(runs, memory.len() as u64, window),
+            None => Ok(runs),
+        }
     }
 
     fn present(&self) -> Result<(), MachineError> {

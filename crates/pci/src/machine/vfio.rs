@@ -43,6 +43,19 @@ impl MachineVfioDevice {
         Ok(vec![ReachedRun { offset: 0, address: iova }])
     }
 
+    pub fn share(
+        &mut self,
+        iova: u64,
+        memory: &SharedMemory,
+    ) -> Result<Vec<ReachedRun>, MachineError> {
+        self.0.container().map(iova, memory, Access::READ)?;
+        Ok(vec![ReachedRun { offset: 0, address: iova }])
+    }
+
+    pub fn unshare(&mut self, iova: u64, length: u64) -> Result<(), MachineError> {
+        Ok(self.0.container().unmap(iova, length)?)
+    }
+
     pub fn interrupts(&mut self, count: u16) -> Result<Vec<Event>, MachineError> {
         for kind in [InterruptIndex::Msix, InterruptIndex::Msi] {
             let mut wanted = self.0.vectors(kind).min(count.into()) as usize;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rackbus_control::api::{Lease, Placement};
+use rackbus_driver::FunctionPlace;
 use rackbus_driver::accel::{Accel, AccelOptions, MessageWork};
 use rackbus_fabric::rack::DeviceCapability;
 use rackbus_spec::accel::Operation;
@@ -39,6 +40,7 @@ use crate::output::{Failure, Output};
   rackbus accel run regex --patterns words.txt <in      pattern and place of each match
   rackbus accel run sha256 --device 01:00.0 <in         in a VM that has several
   rackbus accel run crc32c --drive 2                    a checksum of each MiB of a drive
+  rackbus accel run crc32c --drive 02:00.0              in a VM
   rackbus accel run zstd --drive 2 --from '1 GiB' --length '64 MiB' >part.zst")]
 pub struct Args {
     /// The operation, `aes256gcm`, or several joined by `+`; one that there is not is answered with those there are.
@@ -72,38 +74,29 @@ pub struct Args {
 /// Bytes of a nonce before a sealed message.
 const NONCE: usize = 12;
 
-/// Where an accelerator is.
-#[derive(Debug, PartialEq, Eq)]
-enum Place {
-    Socket(PathBuf),
-    /// A PCI address of this machine's.
-    Machine(String),
+/// Where this host has what was borrowed by `lease`.
+fn place_of(lease: Lease) -> FunctionPlace {
+    let at = lease.socket.unwrap_or_default();
+    match (lease.placement, at.rsplit_once('/')) {
+        // The function's directory in sysfs, which its address names.
+        (Placement::Host, Some((_, address))) => FunctionPlace::Machine(address.to_owned()),
+        _ => FunctionPlace::Socket(at.into()),
+    }
 }
 
-impl Place {
-    /// Where this host has what was borrowed by `lease`.
-    fn of(lease: Lease) -> Place {
-        let at = lease.socket.unwrap_or_default();
-        match (lease.placement, at.rsplit_once('/')) {
-            // The function's directory in sysfs, which its address names.
-            (Placement::Host, Some((_, address))) => Place::Machine(address.to_owned()),
-            _ => Place::Socket(at.into()),
-        }
-    }
+/// Opens the accelerator at a place for so many descriptors under way.
+fn open(place: &FunctionPlace, depth: u16) -> Result<Accel, Failure> {
+    let options = AccelOptions { depth, ..AccelOptions::default() };
+    Accel::open_at(place, Duration::from_secs(10), options).map_err(|error| match place {
+        FunctionPlace::Socket(_) => failed(error),
+        FunctionPlace::Machine(_) => not_set_up(&error),
+    })
+}
 
-    /// Opens it for so many descriptors under way.
-    fn open(&self, depth: u16) -> Result<Accel, Failure> {
-        let options = AccelOptions { depth, ..AccelOptions::default() };
-        match self {
-            Place::Socket(socket) => {
-                Accel::open(socket, Duration::from_secs(10), options).map_err(super::failed)
-            }
-            Place::Machine(address) => Accel::open_pci(address, options).map_err(|error| {
-                let remedy = "see \"In a guest\" in the chapter about renting accelerators";
-                Failure::new(error.to_string(), remedy)
-            }),
-        }
-    }
+/// Of a function of this machine that cannot be driven.
+fn not_set_up(error: &dyn std::error::Error) -> Failure {
+    let remedy = "see \"In a guest\" in the chapter about renting accelerators";
+    Failure::new(error.to_string(), remedy)
 }
 
 impl Args {
@@ -134,7 +127,7 @@ impl Args {
             nonce = counter(self.counter.as_deref())?;
         }
         // One message at a time: more than one is not under way.
-        let mut accel = place.open(1)?;
+        let mut accel = open(&place, 1)?;
         let accel = &mut accel;
         let stages = self.stages(accel, &operations)?;
         let work = MessageWork { stages: &stages, nonce, associated: 0 };
@@ -143,20 +136,20 @@ impl Args {
     }
 
     /// Where the accelerator is. A machine that has one uses that: it is in a VM.
-    async fn place(&self, common: &Common) -> Result<Place, Failure> {
+    async fn place(&self, common: &Common) -> Result<FunctionPlace, Failure> {
         if let Some(socket) = &self.socket {
-            return Ok(Place::Socket(socket.clone()));
+            return Ok(FunctionPlace::Socket(socket.clone()));
         }
         if let Some(address) = &self.device {
-            return Ok(Place::Machine(address.clone()));
+            return Ok(FunctionPlace::Machine(address.clone()));
         }
         let mut own = match self.lease {
             None => Accel::find().map_err(failed)?,
             Some(_) => Vec::new(),
         };
         match (own.len(), own.pop()) {
-            (0, _) => Ok(Place::of(self.lease(common).await?)),
-            (1, Some(address)) => Ok(Place::Machine(address)),
+            (0, _) => Ok(place_of(self.lease(common).await?)),
+            (1, Some(address)) => Ok(FunctionPlace::Machine(address)),
             _ => {
                 let remedy = "say which with --device; `lspci -d 1234:7261` lists them";
                 Err(Failure::usage("this machine has several accelerators", remedy))
@@ -336,9 +329,9 @@ mod tests {
         };
         let socket = "/run/rackbus/lab/beta/functions/1.sock";
         for placement in ["lender", "borrower"] {
-            assert_eq!(Place::of(lease(placement, socket)), Place::Socket(socket.into()));
+            assert_eq!(place_of(lease(placement, socket)), FunctionPlace::Socket(socket.into()));
         }
         let tree = lease("host", "/sys/bus/pci/devices/1ff00:00:00.0");
-        assert_eq!(Place::of(tree), Place::Machine("1ff00:00:00.0".to_owned()));
+        assert_eq!(place_of(tree), FunctionPlace::Machine("1ff00:00:00.0".to_owned()));
     }
 }

@@ -86,7 +86,7 @@ const MORE: [Scenario; 2] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 34] = [
+const SCENARIOS: [Scenario; 35] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -98,6 +98,7 @@ const SCENARIOS: [Scenario; 34] = [
     ("stock programs in guests reach guests, hosts and what is outside", traffic::everywhere),
     ("a program in a guest uses an accelerator as root", accelerators::without_iommu),
     ("a program in a guest with an IOMMU uses an accelerator", accelerators::with_iommu),
+    ("a guest's drive is read through its accelerator", accelerators::from_drives),
     ("programs in two guests share memory with each other and with a host", segments::in_guests),
     ("programs, nodes and VMs end in the middle of copies and connects", endings::in_the_middle),
     ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),

@@ -1,16 +1,16 @@
-//! What a borrowed drive has, through an accelerator: `rackbus accel run … --drive LEASE`.
+//! What a borrowed drive has, through an accelerator: `rackbus accel run … --drive DRIVE`.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rackbus_driver::accel::{DriveRange, DriveSource, MessageWork, SourceError};
+use rackbus_driver::accel::{AccelError, DriveRange, DriveSource, MessageWork, SourceError};
+use rackbus_driver::{DriveError, FunctionPlace};
 use rackbus_fabric::rack::DeviceCapability;
 use rackbus_fabric::text::format_size;
 use rackbus_spec::accel::Operation;
 use serde_json::{Value, json};
 
-use super::{Place, borrowed, hex};
+use super::{borrowed, hex, not_set_up, place_of};
 use crate::Common;
 use crate::commands::accel::failed;
 use crate::output::{Failure, Output};
@@ -22,9 +22,10 @@ const DEPTH: u16 = 8;
 /// Which data of a drive.
 #[derive(Debug, clap::Args)]
 pub struct DriveArgs {
-    /// The lease of a drive whose data are the messages, instead of standard input.
-    #[arg(long, value_name = "LEASE", conflicts_with = "device")]
-    drive: Option<u64>,
+    /// The drive whose data are the messages, instead of standard input: the lease by which this host has borrowed it, or,
+    /// in a VM, its PCI address: 02:00.0. There it is bound as the accelerator is.
+    #[arg(long, value_name = "LEASE|ADDRESS", value_parser = drive_name)]
+    drive: Option<DriveName>,
     /// Where on the drive they begin.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "0", requires = "drive")]
     from: u64,
@@ -37,9 +38,26 @@ pub struct DriveArgs {
     message: Option<u64>,
 }
 
+/// What a user calls a drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum DriveName {
+    Lease(u64),
+    /// A PCI address of this machine.
+    Address(String),
+}
+
+/// Reads the name of a drive.
+fn drive_name(text: &str) -> Result<DriveName, String> {
+    match (text.parse(), FunctionPlace::named(text)) {
+        (Ok(lease), _) => Ok(DriveName::Lease(lease)),
+        (_, FunctionPlace::Machine(address)) => Ok(DriveName::Address(address)),
+        _ => Err("it is the number of a lease, or a PCI address such as 02:00.0".to_owned()),
+    }
+}
+
 /// A drive, and what of it is sent.
 pub struct DriveInput {
-    socket: PathBuf,
+    place: FunctionPlace,
     from: u64,
     length: Option<u64>,
     message: Option<u64>,
@@ -48,18 +66,26 @@ pub struct DriveInput {
 impl DriveArgs {
     /// The drive that is meant, if one is.
     pub async fn source(&self, common: &Common) -> Result<Option<DriveInput>, Failure> {
-        let Some(number) = self.drive else { return Ok(None) };
-        let lease = borrowed(common, DeviceCapability::Blocks, Some(number)).await?.pop();
-        let Some(socket) = lease.and_then(|lease| lease.socket) else {
-            let remedy =
-                "borrow one: rackbus borrow HOST/DEVICE --for HOST; `rackbus leases` lists them";
-            return Err(Failure::new(
-                format!("lease {number} is none of a drive that can be opened here"),
-                remedy,
-            ));
+        let place = match &self.drive {
+            None => return Ok(None),
+            Some(DriveName::Lease(number)) => self.leased(*number, common).await?,
+            Some(DriveName::Address(address)) => FunctionPlace::Machine(address.clone()),
         };
         let DriveArgs { from, length, message, .. } = *self;
-        Ok(Some(DriveInput { socket: Path::new(&socket).to_owned(), from, length, message }))
+        Ok(Some(DriveInput { place, from, length, message }))
+    }
+
+    /// Where this host has the drive of a lease.
+    async fn leased(&self, number: u64, common: &Common) -> Result<FunctionPlace, Failure> {
+        let lease = borrowed(common, DeviceCapability::Blocks, Some(number)).await?.pop();
+        lease.map(place_of).ok_or_else(|| {
+            let remedy =
+                "borrow one: rackbus borrow HOST/DEVICE --for HOST; `rackbus leases` lists them";
+            Failure::new(
+                format!("lease {number} is none of a drive that can be opened here"),
+                remedy,
+            )
+        })
     }
 }
 
@@ -76,7 +102,7 @@ impl super::Args {
     pub(super) fn run_drive(
         &self,
         source: &DriveInput,
-        place: &Place,
+        place: &FunctionPlace,
         operations: &[Operation],
         output: &Output,
     ) -> Result<(), Failure> {
@@ -91,14 +117,14 @@ impl super::Args {
             true => super::counter(self.counter.as_deref())?,
             false => [0; 16],
         };
-        let mut accel = place.open(DEPTH)?;
+        let mut accel = super::open(place, DEPTH)?;
         let stages = self.stages(&mut accel, operations)?;
         let largest = accel.info().largest as usize;
         let message = match source.message {
             Some(message) => usize::try_from(message).unwrap_or(usize::MAX),
             None => DriveSource::usual_message(&accel, &stages),
         };
-        let opened = DriveSource::open(&mut accel, &source.socket, message.min(2 * largest));
+        let opened = DriveSource::open(&mut accel, &source.place, message.min(2 * largest));
         let mut drive = opened.map_err(refused)?;
         let info = drive.drive().info();
         let end = info.blocks.saturating_mul(info.block_size.into());
@@ -164,6 +190,8 @@ impl super::Args {
 
 fn refused(error: SourceError) -> Failure {
     match error {
+        SourceError::Drive(DriveError::Machine(_))
+        | SourceError::Accel(AccelError::Device(DriveError::Machine(_))) => not_set_up(&error),
         SourceError::Accel(error) => failed(error),
         SourceError::Request(_) => {
             Failure::usage(error.to_string(), "see `rackbus accel run --help`")
