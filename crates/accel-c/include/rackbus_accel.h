@@ -116,7 +116,7 @@ typedef struct rackbus_accel_completion {
 	uint64_t token;
 	uint32_t status;     /* RACKBUS_ACCEL_SUCCESS and so on */
 	uint32_t output;     /* bytes that came out */
-	uint32_t engine_ns;  /* engine time that it took */
+	uint32_t engine_ns;  /* engine time that is charged for it; 0 where none is */
 	uint32_t reserved;   /* 0 */
 } rackbus_accel_completion;
 

@@ -1,6 +1,8 @@
 //! Keys are gone when a function is given back, also those that were used: the process' memory is looked at, for keys
 //! and for what AES makes of them.
 
+mod scan;
+
 use rackbus_devices::accel::{Accelerator, EnginePool, PoolOptions};
 use rackbus_driver::InThreadFunction;
 use rackbus_driver::accel::{Accel, AccelError, AccelOptions, MessageWork};
@@ -87,9 +89,6 @@ const fn expand(key: [u8; 32]) -> [[u8; 4]; 60] {
     words
 }
 
-const PAGE: usize = 4096;
-const ZEROES: [u8; PAGE] = [0; PAGE];
-
 /// The last word of the example in FIPS 197, appendix A.3.
 const _: () = {
     let key = *b"\x60\x3d\xeb\x10\x15\xca\x71\xbe\x2b\x73\xae\xf0\x85\x7d\x77\x81\x1f\x35\x2c\x07\x3b\x61\x08\xd7\x2d\x98\x10\xa3\x09\x14\xdf\xf4";
@@ -99,42 +98,25 @@ const _: () = {
 
 /// Where this process has the key, and any of its round keys, in memory that it may write to.
 fn found() -> (Vec<String>, Vec<String>) {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let memory = std::fs::File::open("/proc/self/mem").unwrap();
     let is = |bytes: &[u8], masked: &[u8]| bytes.iter().zip(masked).all(|(a, b)| a ^ MASK == *b);
     let mut is_first = [false; 256];
     MASKED_ROUNDS.iter().for_each(|round| is_first[usize::from(round[0] ^ MASK)] = true);
     assert!(!is_first[0]);
     let (mut keys, mut rounds) = (Vec::new(), Vec::new());
-    for line in maps.lines().filter(|line| line.contains(" rw")) {
-        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        let number = |text| u64::from_str_radix(text, 16).unwrap();
-        let mut data = vec![0; (number(to) - number(from)) as usize];
-        if std::os::unix::fs::FileExt::read_exact_at(&memory, &mut data, number(from)).is_err() {
-            continue;
-        }
-        for (page, bytes) in data.chunks(PAGE).enumerate() {
-            // Neither the key nor a round key begins with zero.
-            if bytes == &ZEROES[..bytes.len()] {
-                continue;
+    // Neither the key nor a round key begins with zero.
+    scan::each_mapping(|line, data, places| {
+        for at in places.filter(|at| is_first[usize::from(data[*at])]) {
+            let is_at = |masked: &[u8]| {
+                data.get(at..at + masked.len()).is_some_and(|bytes| is(bytes, masked))
+            };
+            if is_at(&MASKED_KEY) {
+                keys.push(format!("{at:#x} behind {line}"));
             }
-            for at in page * PAGE..page * PAGE + bytes.len() {
-                if !is_first[usize::from(data[at])] {
-                    continue;
-                }
-                let is_at = |masked: &[u8]| {
-                    data.get(at..at + masked.len()).is_some_and(|bytes| is(bytes, masked))
-                };
-                if is_at(&MASKED_KEY) {
-                    keys.push(format!("{at:#x} behind {line}"));
-                }
-                if let Some(nth) = MASKED_ROUNDS.iter().position(|round| is_at(round)) {
-                    rounds.push(format!("{nth} at {at:#x} behind {line}"));
-                }
+            if let Some(nth) = MASKED_ROUNDS.iter().position(|round| is_at(round)) {
+                rounds.push(format!("{nth} at {at:#x} behind {line}"));
             }
         }
-        data.fill(0);
-    }
+    });
     (keys, rounds)
 }
 

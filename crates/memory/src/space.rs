@@ -238,6 +238,22 @@ impl DmaSpace {
         length: usize,
         access: Access,
     ) -> Result<PinnedPieces, DmaFault> {
+        let pinned = self.pin_uncounted(iova, length, access)?;
+        self.count_moved(iova, length, access);
+        Ok(pinned)
+    }
+
+    /// The same for memory of a transfer that is counted at another time: before, where it is looked up again, or
+    /// [afterwards](DmaSpace::count_moved).
+    ///
+    /// # Errors
+    /// As [`pin_pieces`](DmaSpace::pin_pieces).
+    pub fn pin_uncounted(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<PinnedPieces, DmaFault> {
         let mut pieces: Option<PinnedPieces> = None;
         let mut done = 0;
         loop {
@@ -245,14 +261,8 @@ impl DmaSpace {
                 return Err(self.refuse(domain_fault(iova, length as u64, FaultCause::Wraps)));
             };
             let left = length - done;
-            let (window, region, offset) =
-                self.piece(at, left as u64, left.min(1) as u64, access)?;
+            let (_, region, offset) = self.piece(at, left as u64, left.min(1) as u64, access)?;
             let count = (region.len() - offset).min(left);
-            if count < left && pieces.is_none() {
-                // What is not reached as a whole is counted as refused, and nothing of it as moved.
-                self.pieces(iova, length, access, &mut |_, _| {})?;
-            }
-            self.peers.count(window, access, count);
             let piece = PinnedSlice::new(region.clone(), offset, count);
             let piece = piece.ok_or_else(|| self.refuse(no_memory(at, count as u64)))?;
             done = match &mut pieces {
@@ -305,7 +315,7 @@ impl DmaSpace {
     /// # Errors
     /// As [`walk`](DmaSpace::walk); nothing is copied then.
     pub fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaFault> {
-        if let Ok(slice) = self.try_slice(iova, out.len(), Access::READ) {
+        if let Some(slice) = self.slice_if_mapped(iova, out.len(), Access::READ) {
             slice.copy_to(out);
             return Ok(());
         }
@@ -320,7 +330,7 @@ impl DmaSpace {
     /// # Errors
     /// As [`walk`](DmaSpace::walk); nothing is copied then.
     pub fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaFault> {
-        if let Ok(slice) = self.try_slice(iova, data.len(), Access::WRITE) {
+        if let Some(slice) = self.slice_if_mapped(iova, data.len(), Access::WRITE) {
             slice.copy_from(data);
             return Ok(());
         }
@@ -384,21 +394,39 @@ impl DmaSpace {
         length: usize,
         access: Access,
     ) -> Option<DmaSlice<'_>> {
-        self.try_slice(iova, length, access).ok()
+        let (window, slice) = self.find_slice(iova, length, access)?;
+        self.peers.count(window, access, length);
+        Some(slice)
+    }
+
+    /// The same for who may move nothing there: what it does move it [counts](DmaSpace::count_moved) itself.
+    #[inline]
+    pub fn slice_uncounted(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Option<DmaSlice<'_>> {
+        self.find_slice(iova, length, access).map(|(_, slice)| slice)
     }
 
     #[inline]
-    fn try_slice(&self, iova: u64, length: usize, access: Access) -> Result<DmaSlice<'_>, ()> {
+    fn find_slice(
+        &self,
+        iova: u64,
+        length: usize,
+        access: Access,
+    ) -> Option<(&Window, DmaSlice<'_>)> {
         if !self.master {
-            return Err(());
+            return None;
         }
-        let hit = self.find(iova, length as u64, access).map_err(|_| ())?;
-        let region = &hit.target.region.as_ref().ok_or(())?.region;
+        let hit = self.find(iova, length as u64, access).ok()?;
+        let region = &hit.target.region.as_ref()?.region;
         if hit.length < length as u64 || region.truncated() {
-            return Err(());
+            return None;
         }
-        self.peers.count(hit.target, access, length);
-        region.slice(usize::try_from(hit.offset).map_err(|_| ())?, length).ok_or(())
+        let slice = region.slice(usize::try_from(hit.offset).ok()?, length)?;
+        Some((hit.target, slice))
     }
 
     /// The mapping at `iova`, or the window where its user has mapped no memory.

@@ -277,7 +277,9 @@ pub struct SglEntry {
 pub struct Completion {
     /// How many bytes of output were written.
     pub output: u32,
-    /// Handle of a new context; for others, engine time in nanoseconds.
+    /// The handle of a context that was created; else the engine time in nanoseconds that is charged, all ones where it is
+    /// more, 0 where none is. It is the time of the threads that did the operation, or, of a short one, what passed since the
+    /// function took it up.
     pub value: u32,
     /// Where the function goes on reading in the submission ring.
     pub head: u16,

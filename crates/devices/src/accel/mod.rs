@@ -15,6 +15,7 @@
 //!   together, measured too.
 
 mod at_once;
+mod buffer;
 mod capacity;
 pub mod class;
 mod clock;

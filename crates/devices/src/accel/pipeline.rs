@@ -3,6 +3,7 @@
 use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, OperationStatus};
 
+use super::buffer::EngineBuffer;
 use super::engines::{self, LEAST_ROOM, OperationRequest, Portion, RunningOperation, Spare};
 
 /// Bytes that wait between two engines at most, and that an engine puts out in a step.
@@ -19,7 +20,7 @@ struct Stage {
     engine: Box<dyn RunningOperation>,
     /// Its input is from `start` to `end` in here. It only grows, and goes from operation to operation, so that its
     /// bytes are zeroed once.
-    buffer: Vec<u8>,
+    buffer: EngineBuffer,
     start: usize,
     end: usize,
     /// Nothing follows behind `end`.
@@ -66,7 +67,7 @@ impl Pipeline {
         &mut self,
         operation: Operation,
         engine: Box<dyn RunningOperation>,
-        buffer: Vec<u8>,
+        buffer: EngineBuffer,
     ) {
         let (start, end) = (0, 0);
         self.stages.push(Stage {
@@ -96,7 +97,7 @@ impl Pipeline {
     /// Zeroes what is between its engines.
     pub fn wipe(&mut self) {
         for stage in &mut self.stages {
-            wipe_buffer(&mut stage.buffer);
+            stage.buffer.wipe();
         }
     }
 
@@ -228,12 +229,6 @@ impl Pipeline {
     }
 }
 
-/// Zeroes memory between engines, also where it is given up then.
-pub fn wipe_buffer(buffer: &mut [u8]) {
-    buffer.fill(0);
-    std::hint::black_box(buffer);
-}
-
 impl Pipeline {
     /// No engine has any input, nor will one have without more for the first.
     fn is_drained(&self) -> bool {
@@ -248,9 +243,7 @@ impl Stage {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.buffer.len() < self.end + length {
-            self.buffer.resize(self.end + length, 0);
-        }
+        self.buffer.grow(self.end + length);
         &mut self.buffer[self.end..self.end + length]
     }
 

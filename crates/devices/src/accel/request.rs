@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rackbus_memory::{Access, DmaSlice, DmaSpace};
+use rackbus_memory::{Access, DmaFault, DmaSlice, DmaSpace, PinnedPieces};
 use rackbus_spec::accel::{
     Descriptor, LONGEST_WAIT, Operation, OperationStatus, SEGMENTS, STAGES, SglEntry,
 };
@@ -132,7 +132,13 @@ pub fn start(
     Pipeline::begin(plan.operations(), request, spare)
 }
 
-/// The memory of a descriptor's input and output, all of it.
+/// How a message's memory is found: what is moved is counted as soon as it is looked up for that, once for each operation.
+type Lookup = fn(&DmaSpace, u64, usize, Access) -> Result<PinnedPieces, DmaFault>;
+const TO_MOVE: Lookup = DmaSpace::pin_pieces;
+/// It was looked up before, or will be when it is moved.
+const TO_CHECK: Lookup = DmaSpace::pin_uncounted;
+
+/// The memory of a descriptor's input and output, all of it, which is moved from and to there.
 ///
 /// # Errors
 /// The status that the descriptor ends with.
@@ -140,13 +146,53 @@ pub fn memory(
     dma: &DmaSpace,
     descriptor: &Descriptor,
 ) -> Result<(Gather, Gather), OperationStatus> {
-    let Descriptor { input, output, input_length, output_length, .. } = *descriptor;
-    let input = range(dma, input, input_length, descriptor.input_segments, Access::READ)?;
-    let output = range(dma, output, output_length, descriptor.output_segments, Access::WRITE)?;
-    Ok((input, output))
+    Ok((input(dma, descriptor, TO_MOVE)?, output(dma, descriptor, TO_MOVE)?))
 }
 
-/// The same where each of the two is in one place: borrowed, as long as nothing is mapped otherwise.
+/// The same once more, for an operation that is under way when what is mapped has changed.
+///
+/// # Errors
+/// As [`memory`].
+pub fn memory_again(
+    dma: &DmaSpace,
+    descriptor: &Descriptor,
+) -> Result<(Gather, Gather), OperationStatus> {
+    Ok((input(dma, descriptor, TO_CHECK)?, output(dma, descriptor, TO_CHECK)?))
+}
+
+/// The memory of an input that is moved now. That of its output is there as well.
+///
+/// # Errors
+/// As [`memory`].
+pub fn memory_to_read(dma: &DmaSpace, descriptor: &Descriptor) -> Result<Gather, OperationStatus> {
+    let found = input(dma, descriptor, TO_MOVE)?;
+    output(dma, descriptor, TO_CHECK).map(|_| found)
+}
+
+/// The memory of an output that is moved now.
+///
+/// # Errors
+/// As [`memory`].
+pub fn memory_to_write(dma: &DmaSpace, descriptor: &Descriptor) -> Result<Gather, OperationStatus> {
+    output(dma, descriptor, TO_MOVE)
+}
+
+fn input(dma: &DmaSpace, descriptor: &Descriptor, find: Lookup) -> Result<Gather, OperationStatus> {
+    let Descriptor { input, input_length, input_segments, .. } = *descriptor;
+    range(dma, (input, input_length), input_segments, (Access::READ, find))
+}
+
+fn output(
+    dma: &DmaSpace,
+    descriptor: &Descriptor,
+    find: Lookup,
+) -> Result<Gather, OperationStatus> {
+    let Descriptor { output, output_length, output_segments, .. } = *descriptor;
+    range(dma, (output, output_length), output_segments, (Access::WRITE, find))
+}
+
+/// As [`memory`] where each of the two is in one place: borrowed, as long as nothing is mapped otherwise. What is moved is
+/// [counted](count_moved) when the operation has ended so.
 pub fn borrowed_memory<'a>(
     dma: &'a DmaSpace,
     descriptor: &Descriptor,
@@ -157,9 +203,17 @@ pub fn borrowed_memory<'a>(
     }
     let place = |address, length: u32, access| match length {
         0 => Some(DmaSlice::default()),
-        _ => dma.slice_if_mapped(address, length as usize, access),
+        _ => dma.slice_uncounted(address, length as usize, access),
     };
     Some((place(input, input_length, Access::READ)?, place(output, output_length, Access::WRITE)?))
+}
+
+/// Counts what an operation has moved whose memory was [borrowed](borrowed_memory).
+#[inline]
+pub fn count_moved(dma: &DmaSpace, descriptor: &Descriptor) {
+    let Descriptor { input, output, input_length, output_length, .. } = *descriptor;
+    dma.count_moved(input, input_length as usize, Access::READ);
+    dma.count_moved(output, output_length as usize, Access::WRITE);
 }
 
 /// Whether a descriptor's input or output is in several places.
@@ -169,15 +223,14 @@ pub fn has_lists(descriptor: &Descriptor) -> bool {
 
 fn range(
     dma: &DmaSpace,
-    address: u64,
-    length: u32,
+    (address, length): (u64, u32),
     segments: u16,
-    access: Access,
+    (access, find): (Access, Lookup),
 ) -> Result<Gather, OperationStatus> {
     let mut gather = Gather::of(dma.revoker());
     let mut add = |address: u64, length: u32| {
         if length > 0 {
-            let range = dma.pin_pieces(address, length as usize, access);
+            let range = find(dma, address, length as usize, access);
             gather.append(range.map_err(|_| OperationStatus::Transfer)?);
         }
         Ok(())

@@ -15,6 +15,7 @@ use rackbus_spec::accel::{
 };
 use rackbus_spec::pcie::Command;
 
+use super::buffer::EngineBuffer;
 use super::engines::Spare;
 use super::engines::{EngineStep, RunningOperation};
 use super::gather::Gather;
@@ -27,6 +28,7 @@ mod at_once;
 mod chain;
 mod class;
 mod foreign;
+mod peers;
 mod polled;
 mod saved;
 mod shaping;
@@ -42,7 +44,7 @@ impl RunningOperation for Panics {
 
 fn pipeline(operation: Operation, engine: Box<dyn RunningOperation>) -> Pipeline {
     let mut pipeline = Pipeline::default();
-    pipeline.push(operation, engine, Vec::new());
+    pipeline.push(operation, engine, EngineBuffer::default());
     pipeline
 }
 
@@ -162,16 +164,21 @@ impl Tenant {
         let memory = SharedMemory::create("accel-test", MEMORY).unwrap();
         let mut tenant =
             Tenant { endpoint: Endpoint::new(Box::new(model)), memory, sent: 0, seen: 0 };
-        tenant.map();
-        let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
-        tenant.endpoint.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
-        tenant.write(reg::CONTROL, &1u32.to_le_bytes());
-        for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
-            tenant.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
-        }
-        tenant.write(reg::QUEUE + reg::RING_ENTRIES, &16u32.to_le_bytes());
-        tenant.write(reg::QUEUE + reg::ENABLE, &1u32.to_le_bytes());
+        tenant.set_up();
         tenant
+    }
+
+    /// Maps its memory, and makes a queue pair.
+    fn set_up(&mut self) {
+        self.map();
+        let command = Command::MEMORY_SPACE | Command::BUS_MASTER;
+        self.endpoint.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
+        self.write(reg::CONTROL, &1u32.to_le_bytes());
+        for (register, ring) in [reg::SUBMISSION, reg::COMPLETION].into_iter().zip(RINGS) {
+            self.write(reg::QUEUE + register, &(IOVA + ring).to_le_bytes());
+        }
+        self.write(reg::QUEUE + reg::RING_ENTRIES, &16u32.to_le_bytes());
+        self.write(reg::QUEUE + reg::ENABLE, &1u32.to_le_bytes());
     }
 
     fn map(&mut self) {

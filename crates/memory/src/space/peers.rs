@@ -162,6 +162,17 @@ impl DmaSpace {
             .filter_map(|mapping| Some((mapping.target.mapping(), mapping.target.place.as_ref()?)))
     }
 
+    /// Counts what a transfer moved, of which nothing was counted: memory that is mapped.
+    #[inline]
+    pub fn count_moved(&self, iova: u64, length: usize, access: Access) {
+        if self.peers.len() > 0 {
+            // Whoever moved it has found all of it.
+            let _ = self.pieces(iova, length, access, &mut |window, slice| {
+                self.peers.count(window, access, slice.len());
+            });
+        }
+    }
+
     /// What was moved through windows.
     pub fn peer_bytes(&self) -> &PeerBytes {
         &self.peers.bytes

@@ -7,6 +7,7 @@ use rackbus_spec::accel::OperationStatus;
 
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 use crate::accel::LARGEST;
+use crate::accel::buffer::EngineBuffer;
 
 pub struct Lz4Compressor {
     encoder: FrameEncoder<Vec<u8>>,
@@ -118,14 +119,17 @@ const LONGEST_FRAME: usize = 2 * LARGEST as usize;
 /// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
 /// the next one too, and its memory is as large as the frame's header says.
 pub struct Lz4Decompressor {
-    decoder: FrameDecoder<Cursor<Vec<u8>>>,
+    decoder: FrameDecoder<Cursor<EngineBuffer>>,
     /// The frame is all there, and is one.
     checked: bool,
 }
 
 impl Default for Lz4Decompressor {
     fn default() -> Lz4Decompressor {
-        Lz4Decompressor { decoder: FrameDecoder::new(Cursor::new(Vec::new())), checked: false }
+        Lz4Decompressor {
+            decoder: FrameDecoder::new(Cursor::new(EngineBuffer::default())),
+            checked: false,
+        }
     }
 }
 
@@ -141,7 +145,7 @@ impl RunningOperation for Lz4Decompressor {
         if frame.get_ref().len().saturating_add(input.len()) > LONGEST_FRAME {
             return Err(OperationStatus::CorruptInput);
         }
-        frame.get_mut().extend_from_slice(input);
+        frame.get_mut().append(input);
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }

@@ -3,7 +3,8 @@
 
 use rackbus_spec::accel::{OPERATIONS, Operation, STAGES};
 
-use super::super::pipeline::{Pipeline, wipe_buffer};
+use super::super::buffer::EngineBuffer;
+use super::super::pipeline::Pipeline;
 use super::{OperationRequest, RunningOperation};
 
 /// Engines of one thread that wait for their next operation: those of the one that ended last, and one of each kind at
@@ -11,7 +12,7 @@ use super::{OperationRequest, RunningOperation};
 #[derive(Default)]
 pub struct Spare {
     engines: [Option<Box<dyn RunningOperation>>; OPERATIONS.len() + 1],
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<EngineBuffer>,
     /// The engines of the operation that ended last, as they were.
     pipeline: Pipeline,
 }
@@ -37,7 +38,7 @@ impl Spare {
     }
 
     /// Keeps memory that was between engines. What is in it is of no use to a later operation.
-    pub fn put_buffer(&mut self, buffer: Vec<u8>) {
+    pub fn put_buffer(&mut self, buffer: EngineBuffer) {
         if self.buffers.len() < STAGES {
             self.buffers.push(buffer);
         }
@@ -63,13 +64,13 @@ impl Spare {
     pub fn wipe(&mut self) {
         let mut pipeline = self.take_pipeline();
         pipeline.wipe();
-        self.buffers.iter_mut().for_each(|buffer| wipe_buffer(buffer));
+        self.buffers.iter_mut().for_each(EngineBuffer::wipe);
         pipeline.dissolve(self);
         self.engines = Default::default();
     }
 
     /// Memory between engines, with anything in it.
-    pub fn take_buffer(&mut self) -> Vec<u8> {
+    pub fn take_buffer(&mut self) -> EngineBuffer {
         self.buffers.pop().unwrap_or_default()
     }
 }

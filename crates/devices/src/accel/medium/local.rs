@@ -266,7 +266,7 @@ impl Medium for Local {
         if !work.job.is_memory_released() {
             return Ok(());
         }
-        let (input, output) = request::memory(dma, descriptor)?;
+        let (input, output) = request::memory_again(dma, descriptor)?;
         // A list that has changed meanwhile is not what was begun.
         if input.len() != work.job.input_length || output.len() != work.job.output_length {
             return Err(OperationStatus::InvalidField);

@@ -202,7 +202,7 @@ impl RemoteMedium {
         if written == 0 && !unauthentic {
             return Ok(());
         }
-        let (_, output) = request::memory(dma, descriptor)?;
+        let output = request::memory_to_write(dma, descriptor)?;
         if unauthentic {
             output.clear_unauthentic(descriptor.input_length as usize);
         } else if let Some(place) = self.exchange.data(output_tag(slot), written) {
@@ -270,7 +270,7 @@ impl Medium for RemoteMedium {
         }
         if plan.operations()[0] != Operation::DestroyContext {
             // The output is looked up again when it is there; one that is not there is told before.
-            input = Some(request::memory(dma, descriptor)?.0);
+            input = Some(request::memory_to_read(dma, descriptor)?);
         }
         if self.exchange.is_lost() {
             return Err(OperationStatus::Unreachable);

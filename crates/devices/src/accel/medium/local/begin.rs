@@ -98,7 +98,12 @@ impl Local {
             ReachedMemory::Held(_) => Attempt::Refused,
         };
         let engines = match attempt {
-            Attempt::Ended(finished, time) => return Ok(SubmitOutcome::Ended(finished, time)),
+            Attempt::Ended(finished, time) => {
+                if let ReachedMemory::Borrowed(dma, _) = reached {
+                    request::count_moved(dma, descriptor);
+                }
+                return Ok(SubmitOutcome::Ended(finished, time));
+            }
             Attempt::Left(course, engine_ns) => Some(JobEngines::Running(course, engine_ns)),
             Attempt::Refused => None,
         };
