@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use aes::Aes256;
 use aes::cipher::{KeyIvInit, StreamCipher};
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rackbus_devices::accel::profile::{Content, PATTERNS, sample};
 use rackbus_spec::accel::Operation;
 use regex_automata::hybrid::dfa::DFA;
 use regex_automata::nfa::thompson;
 use regex_automata::util::syntax;
 use regex_automata::{Input, MatchKind};
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sha2::Digest;
 
 use crate::BenchError;

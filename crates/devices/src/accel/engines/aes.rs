@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use aes::Aes256Enc;
 use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSeek};
+use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
 use ctr::{Ctr32BE, Ctr128BE};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
 use rackbus_spec::accel::OperationStatus;
-use ring::aead::{Aad, NONCE_LEN, Nonce};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
 

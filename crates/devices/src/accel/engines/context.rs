@@ -4,9 +4,9 @@ use std::fmt;
 
 use aes::Aes256Enc;
 use aes::cipher::KeyInit;
+use aws_lc_rs::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use rackbus_spec::accel::{Operation, OperationStatus};
 use regex_automata::hybrid::dfa::DFA;
-use ring::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use zeroize::{Zeroize, Zeroizing};
 
 use super::regex;
