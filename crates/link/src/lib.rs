@@ -35,7 +35,7 @@ pub use rackbus_identity::{IsRevoked, WatchedConnection};
 pub use session::{MediumSession, Secret};
 
 use rackbus_identity::Versions;
-use rackbus_memory::{HandleRef, Handles, ResourceHandle, Stream, StreamError};
+use rackbus_memory::{Event, HandleRef, Handles, ResourceHandle, Stream, StreamError};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -257,22 +257,42 @@ pub trait Link: Connect {
 
 /// Where other nodes come in.
 pub trait Listener: Send {
-    /// Waits for the next one to connect. What it wants is still to be heard.
+    /// The next one that has connected, if anybody has: waits for nobody, also where somebody was there a moment ago. What it
+    /// wants is still to be heard.
     ///
     /// # Errors
     /// When nobody can be let in now; [`ConnectionRefused`](std::io::ErrorKind::ConnectionRefused) when the one that
     /// connected was not, and the next one may be.
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>>;
+    fn accept_arrived(&self) -> std::io::Result<Option<Box<dyn Caller>>>;
+
+    /// Readable when somebody may have connected.
+    fn arrival(&self) -> BorrowedFd<'_>;
+
+    /// Waits for the next one to connect.
+    ///
+    /// # Errors
+    /// As [`accept_arrived`](Listener::accept_arrived).
+    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
+        loop {
+            Event::wait_any(&[self.arrival()], None);
+            if let Some(caller) = self.accept_arrived()? {
+                return Ok(caller);
+            }
+        }
+    }
 
     /// What leads another process to it, which can go on listening then. `None` where there is no such thing: then a node over
     /// this link is not restarted in place.
     fn handle(&self) -> Option<HandleRef<'_>> {
         None
     }
+}
 
-    /// Readable when somebody has connected, for whoever waits for something else as well. `None` where nobody can.
-    fn arrival(&self) -> Option<BorrowedFd<'_>> {
-        self.handle().map(|handle| handle.as_descriptor())
+/// What a listener's socket gave; nothing where nobody was there any more.
+fn arrived<T>(accepted: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match accepted {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+        accepted => accepted.map(Some),
     }
 }
 

@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid, getuid};
 use crate::presence::speaks_for;
 use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
-    Listener, VERSIONS, answered, common_version, receive_frame, send_frame,
+    Listener, VERSIONS, answered, arrived, common_version, receive_frame, send_frame,
 };
 
 /// How long a peer may take for the next message, or to take one, before it counts as lost. Below
@@ -48,9 +48,10 @@ impl ShmLink {
         self.run_dir.join(host).join("link.sock")
     }
 
-    fn listener(&self, host: &str, listener: UnixListener) -> Box<dyn Listener> {
+    fn listener(&self, host: &str, listener: UnixListener) -> std::io::Result<Box<dyn Listener>> {
+        listener.set_nonblocking(true)?;
         let (path, link) = (self.socket(host), self.clone());
-        Box::new(ShmListener { listener, path, link, host: host.to_owned() })
+        Ok(Box::new(ShmListener { listener, path, link, host: host.to_owned() }))
     }
 }
 
@@ -84,7 +85,7 @@ impl Link for ShmLink {
             std::io::Error::new(cause.kind(), format!("{}: {cause}", path.display()))
         };
         let listener = rackbus_memory::socket::listen(&path).map_err(named)?;
-        Ok(self.listener(host, listener))
+        self.listener(host, listener)
     }
 
     fn listen_on(
@@ -92,7 +93,7 @@ impl Link for ShmLink {
         host: &str,
         listener: ResourceHandle,
     ) -> std::io::Result<Box<dyn Listener>> {
-        Ok(self.listener(host, listener.into_descriptor()?.into()))
+        self.listener(host, listener.into_descriptor()?.into())
     }
 
     fn conversation(&self, conversation: ResourceHandle) -> std::io::Result<Arc<dyn Conversation>> {
@@ -161,9 +162,14 @@ struct ShmListener {
 }
 
 impl Listener for ShmListener {
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        let (stream, _) = self.listener.accept()?;
-        Ok(Box::new(ShmCaller { stream, link: self.link.clone(), host: self.host.clone() }))
+    fn accept_arrived(&self) -> std::io::Result<Option<Box<dyn Caller>>> {
+        let Some((stream, _)) = arrived(self.listener.accept())? else { return Ok(None) };
+        let (link, host) = (self.link.clone(), self.host.clone());
+        Ok(Some(Box::new(ShmCaller { stream, link, host })))
+    }
+
+    fn arrival(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     fn handle(&self) -> Option<HandleRef<'_>> {

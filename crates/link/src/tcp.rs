@@ -10,7 +10,7 @@ mod connecting;
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use rackbus_memory::{HandleRef, ResourceHandle, StreamError};
 use crate::tls::TlsConversation;
 use crate::{
     Caller, Connect, Conversation, Hello, HelloReply, IncomingConnection, Link, LinkError,
-    Listener, Purpose, VERSIONS, answered, common_version, receive_frame, send_frame,
+    Listener, Purpose, VERSIONS, answered, arrived, common_version, receive_frame, send_frame,
 };
 use connecting::{ConnectPace, connect_to};
 
@@ -174,8 +174,7 @@ impl Link for TcpLink {
         let named = |cause: std::io::Error| {
             std::io::Error::new(cause.kind(), format!("{}: {cause}", self.listen))
         };
-        let listener = TcpListener::bind(&self.listen).map_err(named)?;
-        Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
+        self.listening(TcpListener::bind(&self.listen).map_err(named)?, host)
     }
 
     fn listen_on(
@@ -183,7 +182,13 @@ impl Link for TcpLink {
         host: &str,
         listener: ResourceHandle,
     ) -> std::io::Result<Box<dyn Listener>> {
-        let listener = TcpListener::from(listener.into_descriptor()?);
+        self.listening(TcpListener::from(listener.into_descriptor()?), host)
+    }
+}
+
+impl TcpLink {
+    fn listening(&self, listener: TcpListener, host: &str) -> std::io::Result<Box<dyn Listener>> {
+        listener.set_nonblocking(true)?;
         Ok(Box::new(TcpListening { listener, link: self.clone(), host: host.to_owned() }))
     }
 }
@@ -197,8 +202,8 @@ struct TcpListening {
 }
 
 impl Listener for TcpListening {
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        let (socket, from) = self.listener.accept()?;
+    fn accept_arrived(&self) -> std::io::Result<Option<Box<dyn Caller>>> {
+        let Some((socket, from)) = arrived(self.listener.accept())? else { return Ok(None) };
         let ended = socket.try_clone()?;
         let end = move || {
             tracing::warn!(%from, "a connection to the link was ended: others need its place, and it has not identified itself yet");
@@ -210,7 +215,11 @@ impl Listener for TcpListening {
             return Err(std::io::ErrorKind::ConnectionRefused.into());
         };
         let (link, host) = (self.link.clone(), self.host.clone());
-        Ok(Box::new(TcpCaller { socket, link, host, unheard }))
+        Ok(Some(Box::new(TcpCaller { socket, link, host, unheard })))
+    }
+
+    fn arrival(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     fn handle(&self) -> Option<HandleRef<'_>> {

@@ -21,7 +21,6 @@ mod peer;
 pub mod protocol;
 
 use std::collections::BTreeMap;
-use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rackbus_identity::{Certified, Revocations, Subject};
-use rackbus_memory::{Event, HandleRef, ResourceHandle, StreamError};
+use rackbus_memory::{HandleRef, ResourceHandle, StreamError};
 use rustix::event::epoll;
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
@@ -213,11 +212,8 @@ impl Link for NtbLink {
 
 impl NtbLink {
     fn listening(&self, inner: Box<dyn Listener>) -> std::io::Result<Box<dyn Listener>> {
-        let behind = inner.arrival().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "nobody can wait for the link behind")
-        })?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for one in [behind, self.incoming.event()] {
+        for one in [inner.arrival(), self.incoming.event()] {
             epoll::add(&either, one, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         let (incoming, revocations) = (self.incoming.clone(), self.revocations.clone());
@@ -256,30 +252,20 @@ impl NtbListening {
 
 impl Listener for NtbListening {
     /// Those that come through NTBs and those behind in turn, so that neither keeps the others waiting.
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        loop {
-            let behind_first = self.behind_first.swap(false, Ordering::Relaxed);
-            if let Some(caller) = (!behind_first).then(|| self.of_ntbs()).flatten() {
-                return Ok(caller);
-            }
-            let is_behind =
-                self.inner.arrival().is_none_or(|behind| Event::wait_any(&[behind], Some(0)));
-            if is_behind {
-                return self.inner.accept();
-            }
-            if let Some(caller) = self.of_ntbs() {
-                return Ok(caller);
-            }
-            Event::wait_any(&[self.either.as_fd()], None);
+    fn accept_arrived(&self) -> std::io::Result<Option<Box<dyn Caller>>> {
+        let behind_first = self.behind_first.swap(false, Ordering::Relaxed);
+        if let Some(caller) = (!behind_first).then(|| self.of_ntbs()).flatten() {
+            return Ok(Some(caller));
         }
+        Ok(self.inner.accept_arrived()?.or_else(|| self.of_ntbs()))
+    }
+
+    fn arrival(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
     }
 
     fn handle(&self) -> Option<HandleRef<'_>> {
         self.inner.handle()
-    }
-
-    fn arrival(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.either.as_fd())
     }
 }
 

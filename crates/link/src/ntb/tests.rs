@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_memory::packets::MAX_PACKET;
-use rackbus_memory::{AdaptiveSpin, Handles, Stream};
+use rackbus_memory::{AdaptiveSpin, Event, Handles, Stream};
 
 use super::layout::{SLOTS, SlotWord};
 use super::protocol::SILENCE;
@@ -343,6 +343,35 @@ fn who_comes_through_the_ntb_keeps_nobody_behind_waiting() {
     });
     assert!(heard.is_some());
     connected.join().unwrap().unwrap();
+}
+
+/// A node that waited with its hand on the gate could not be restarted.
+#[test]
+fn a_listener_whose_caller_somebody_else_has_taken_waits_for_nobody() {
+    let pair = Pair::new();
+    let behind = pair.behind[0].listen("alpha").unwrap();
+    let again = behind.handle().unwrap().as_descriptor().try_clone_to_owned().unwrap();
+    let again = pair.behind[0].listen_on("alpha", ResourceHandle::of_descriptor(again)).unwrap();
+    let listeners = [behind, again].map(|inner| pair.link(0).listening(inner).unwrap());
+    let arrivals = listeners.each_ref().map(|listener| listener.arrival());
+    let is_there = |arrival| Event::wait_any(&[arrival], Some(LIMIT.as_nanos() as u64));
+    let none = |at: usize| listeners[at].accept_arrived().unwrap().is_none();
+    assert!(none(0) && none(1), "nobody has come");
+
+    let through = pair.link(1).ends["alpha"].begin().unwrap();
+    assert!(arrivals.into_iter().all(is_there));
+    assert!(listeners[0].accept_arrived().unwrap().unwrap().is_slow());
+    assert!(none(1) && none(0), "the other one has it");
+
+    let address = pair.behind[1].address("alpha");
+    let (link, said) = (pair.behind[1].clone(), hello(Purpose::Segments));
+    let connected = std::thread::spawn(move || link.connect(&address, &said).map(drop));
+    assert!(arrivals.into_iter().all(is_there));
+    let caller = listeners[1].accept_arrived().unwrap().unwrap();
+    assert!(none(0) && none(1), "the other one has it");
+    caller.hear().unwrap().accept().unwrap();
+    connected.join().unwrap().unwrap();
+    drop(through);
 }
 
 #[test]

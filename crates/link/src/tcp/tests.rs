@@ -23,6 +23,7 @@ fn link(authority: &CertificateAuthority, host: &str) -> TcpLink {
 /// The node of alpha, and the address that it listens at.
 fn listening(link: &TcpLink) -> (TcpListening, String) {
     let listener = TcpListener::bind(&link.listen).unwrap();
+    listener.set_nonblocking(true).unwrap();
     let address = format!("tcp:{}", listener.local_addr().unwrap());
     (TcpListening { listener, link: link.clone(), host: "alpha".to_owned() }, address)
 }

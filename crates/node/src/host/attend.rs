@@ -68,9 +68,11 @@ pub(super) fn attend(
 ) -> std::io::Result<()> {
     let accept = move || {
         loop {
-            let passage = listener.arrival().map(|it| gate.enter_when_readable(it));
-            let caller = match listener.accept() {
-                Ok(caller) => caller,
+            let passage = gate.enter_when_readable(listener.arrival());
+            // Who waited here would keep the node from being restarted.
+            let caller = match listener.accept_arrived() {
+                Ok(Some(caller)) => caller,
+                Ok(None) => continue,
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                     counters.refuse();
                     continue;
@@ -83,7 +85,7 @@ pub(super) fn attend(
             };
             let (served, counters) = (served.clone(), counters.clone());
             // One that says nothing must not keep the node from being restarted. Who is cut off connects again.
-            let passage = passage.filter(|_| !caller.is_slow());
+            let passage = (!caller.is_slow()).then_some(passage);
             let gate = gate.clone();
             let talk = move || {
                 let Some(incoming) = caller.hear() else { return counters.refuse() };

@@ -2,6 +2,7 @@
 //! conversation is drawn from a seed; threads run as they like, so a seed repeats the faults that each
 //! conversation has, not the whole run.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -243,9 +244,13 @@ struct LossyListener {
 }
 
 impl Listener for LossyListener {
-    fn accept(&self) -> std::io::Result<Box<dyn Caller>> {
-        let caller = self.inner.accept()?;
-        Ok(Box::new(LossyCaller { inner: caller, faults: self.faults.clone() }))
+    fn accept_arrived(&self) -> std::io::Result<Option<Box<dyn Caller>>> {
+        let lossy = |inner| Box::new(LossyCaller { inner, faults: self.faults.clone() }) as _;
+        Ok(self.inner.accept_arrived()?.map(lossy))
+    }
+
+    fn arrival(&self) -> BorrowedFd<'_> {
+        self.inner.arrival()
     }
 }
 
