@@ -41,9 +41,7 @@ impl Ring {
     }
 
     fn resolve(&mut self, dma: &DmaSpace) {
-        let pieces = dma.pin_pieces(self.base, self.length, self.access).ok();
-        // Mappings are of pages. One that ends inside an entry is as good as none.
-        self.memory = pieces.filter(|pieces| pieces.meet_at(self.entry));
+        self.memory = pin_ring((dma, self.access), (self.base, self.length), self.entry);
     }
 
     /// The entry at `index`; `None` when the ring's memory cannot be reached.
@@ -51,6 +49,18 @@ impl Ring {
     fn entry(&self, index: u16) -> Option<DmaSlice<'_>> {
         self.memory.as_ref()?.at(usize::from(index) * self.entry, self.entry)
     }
+}
+
+/// Memory that is looked at without a command of its driver's, where it can be reached and has entries of so many bytes. A drive that
+/// may not master the bus asks for none: nothing would be refused that anybody wants.
+pub(super) fn pin_ring(
+    (dma, access): (&DmaSpace, Access),
+    (address, length): (u64, usize),
+    entry: usize,
+) -> Option<PinnedPieces> {
+    let pieces = dma.master().then(|| dma.pin_pieces(address, length, access).ok())?;
+    // Mappings are of pages. One that ends inside an entry is as good as none.
+    pieces.filter(|pieces| pieces.meet_at(entry))
 }
 
 /// `index` moved `by` entries on in a ring of `size`.

@@ -22,6 +22,7 @@ use rackbus_memory::{Access, DmaSpace, PinnedPieces};
 use rackbus_pci::RestoreError;
 use serde::{Deserialize, Serialize};
 
+use super::queue::pin_ring;
 use super::saved::require;
 
 /// Rings of up to this many entries are filled to the brim as a matter of course.
@@ -54,11 +55,8 @@ impl ShadowPages {
 
     /// Looks up the pages' memory again. They are used only when both can be reached.
     pub fn resolve(&mut self, dma: &DmaSpace) {
-        let access = Access::READ | Access::WRITE;
-        let pin = |address| {
-            let pieces = dma.pin_pieces(address, self.length, access).ok();
-            pieces.filter(|pieces| pieces.meet_at(size_of::<u32>()))
-        };
+        let by = (dma, Access::READ | Access::WRITE);
+        let pin = |address| pin_ring(by, (address, self.length), size_of::<u32>());
         let [values, events] = self.addresses.map(pin);
         (self.values, self.events) = match (values, events) {
             (Some(values), Some(events)) => (Some(values), Some(events)),

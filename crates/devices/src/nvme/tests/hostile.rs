@@ -147,3 +147,29 @@ proptest! {
         prop_assert_eq!(host.read_blocks(1, 512), vec![3; 512]);
     }
 }
+
+/// A driver in user space that ends without a word: its kernel turns bus mastering off, and no more.
+#[test]
+fn a_drive_that_may_not_master_the_bus_any_more_asks_for_no_memory() {
+    for shadow in [false, true] {
+        let mut host = TestHost::with_memory(1 << 20);
+        assert_eq!(host.write_blocks(0, &[1; 512]), Status::SUCCESS);
+        if shadow {
+            host.configure_shadow();
+        }
+        let refused = |host: &TestHost| host.endpoint.dma().refusals().get().0;
+        let before = refused(&host);
+        host.command_register(0b010);
+        host.poll();
+        host.unmap_ram();
+        host.poll();
+        assert_eq!(refused(&host), before, "refused accesses that nobody asked for");
+        host.map_ram();
+        host.command_register(0b110);
+        host.poll();
+        // Otherwise the command would have to be told of by memory.
+        if !shadow {
+            assert_eq!(host.read_blocks(0, 512), [1; 512]);
+        }
+    }
+}
