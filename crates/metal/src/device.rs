@@ -1,14 +1,19 @@
 //! What is lent in a window: a function of this machine, or the model of one.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::time::Instant;
 
 use rackbus_memory::Event;
 use rackbus_spec::pcie::msix;
-use rackbus_vfio::RangeTarget;
+use rackbus_vfio::{RangeTarget, VfioError};
+use rustix::io::Errno;
 
 use crate::error::MetalError;
 use crate::image::{Image, MsixTable};
 use crate::isolated::{IsolatedMapping, MappingRefusal};
+use crate::lender::locked;
+use crate::log_pace::LogPace;
 use crate::saved::SavedDevice;
 use crate::window::{BAR_64, BAR_PREFETCH, PAGE};
 
@@ -148,6 +153,33 @@ pub(crate) struct ReadyDevice {
     pub device: Box<dyn WindowDevice>,
     pub image: Image,
     pub bars: Vec<BarMap>,
+}
+
+/// Mappings that a device refused: told in the log as often as that is of use.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedMappings(Mutex<LogPace>);
+
+impl RefusedMappings {
+    /// A mapping is not made for this reason, as its borrower is told.
+    pub fn refuse(
+        &self,
+        device: &str,
+        mapping: &IsolatedMapping,
+        error: &MetalError,
+    ) -> MappingRefusal {
+        if let Some(left_out) = locked(&self.0).line(Instant::now()) {
+            tracing::warn!(device, ?mapping, %error, left_out, "a mapping is not made");
+        }
+        match error {
+            MetalError::Vfio(VfioError::TooManyMappings) => MappingRefusal::TooMany,
+            MetalError::Model { cause, .. } if cause.errno == Errno::NOSPC => {
+                MappingRefusal::TooMany
+            }
+            MetalError::Vfio(VfioError::Unmappable { .. }) => MappingRefusal::Taken,
+            MetalError::NotLent(_) => MappingRefusal::NoMemory,
+            _ => MappingRefusal::Failed,
+        }
+    }
 }
 
 pub(crate) fn not_lendable(device: impl ToString, reason: impl Into<String>) -> MetalError {

@@ -438,22 +438,32 @@ impl ControlledFunction {
         let mut mappings = locked(&self.mappings);
         let Some(mapped) = mappings.take() else { return };
         // A device that still masters the bus would run into faults.
-        let mapped = (!is_cut).then_some(mapped);
+        let mut mapped = Some(mapped);
+        if is_cut {
+            self.end_mapped(mapped.take());
+        }
         match self.device.set_master(false) {
-            // The borrower's module is to see it: what VFIO has mapped there is somebody else's once the area is gone after that.
-            Ok(()) if locked(&self.isolated).is_some() => std::thread::sleep(SHOWN_REVOKED),
-            Ok(()) => {}
+            Ok(()) => self.end_mapped(mapped),
             Err(error) => {
                 tracing::warn!(device = self.device.name(), %error, "bus mastering could not be turned off");
+                drop(mapped);
             }
         }
-        drop(mapped);
         if let Err(error) = self.device.reset() {
             // Closing it resets it, too.
             tracing::warn!(device = self.device.name(), %error, "the function could not be reset yet");
         }
         drop(mappings);
         self.wake();
+    }
+
+    /// The borrower reaches nothing of the device any more, which reaches nothing of the borrower's memory.
+    fn end_mapped(&self, mapped: Option<Box<dyn LentRanges>>) {
+        // The borrower's module is to see it: what VFIO has mapped there is somebody else's once the area is gone after that.
+        if mapped.is_some() && locked(&self.isolated).is_some() {
+            std::thread::sleep(SHOWN_REVOKED);
+        }
+        drop(mapped);
     }
 
     /// What is known of it. Waits for nothing.

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use rackbus_fabric::{FunctionInterrupt, Loan};
 use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
@@ -18,13 +17,13 @@ use rackbus_spec::vfio_user::region;
 use rackbus_vfio::{Container, Facts, InterruptIndex, RangeTarget, VfioDevice};
 
 use crate::device::{
-    BarMap, LentBars, ReadyDevice, VECTOR_CONTROL, WindowDevice, event, not_lendable, table_of,
+    BarMap, LentBars, ReadyDevice, RefusedMappings, VECTOR_CONTROL, WindowDevice, event,
+    not_lendable, table_of,
 };
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::isolated::{IsolatedMapping, MAPPED_MSI, MOST_MAPPINGS, MappingRefusal};
 use crate::lender::locked;
-use crate::log_pace::LogPace;
 use crate::ntb::{BorrowerWindows, Ntb};
 use crate::requests::DEVICE_CONTROL_BITS;
 use crate::saved::{MachineDescriptors, MachineState, SavedDevice, impossible};
@@ -47,8 +46,7 @@ pub(crate) struct PhysicalDevice {
     table: MsixTable,
     /// Offset of the device control register, 0 where there is none.
     device_control: u16,
-    /// How often it is logged that a mapping is refused.
-    refusals: Mutex<LogPace>,
+    refusals: RefusedMappings,
     events: DeviceEvents,
     /// Its BARs, which the borrower's processors reach through the window, and its interrupts, which it stores through the
     /// NTB's window 1 to the borrower's local APICs.
@@ -101,7 +99,7 @@ impl PhysicalDevice {
             lending: lending.clone(),
             table,
             device_control: image.writable.device_control,
-            refusals: Mutex::default(),
+            refusals: RefusedMappings::default(),
             events,
             _loans: lend_bars(&bars, table, lending)?,
         };
@@ -141,7 +139,7 @@ impl PhysicalDevice {
             lending: lending.clone(),
             table,
             device_control: image.writable.device_control,
-            refusals: Mutex::default(),
+            refusals: RefusedMappings::default(),
             events: DeviceEvents { given_up: adopt(given_up)?, vector: adopt(vector)? },
             _loans: lend_bars(&bars, table, lending)?,
         })
@@ -332,22 +330,8 @@ impl WindowDevice for PhysicalDevice {
     }
 
     fn map(&self, mapping: &IsolatedMapping) -> Result<(), MappingRefusal> {
-        self.map_in(mapping).map_err(|error| {
-            if let Some(left_out) = locked(&self.refusals).line(Instant::now()) {
-                let device = self.name();
-                tracing::warn!(device, ?mapping, %error, left_out, "a mapping is not made");
-            }
-            match error {
-                MetalError::Vfio(rackbus_vfio::VfioError::TooManyMappings) => {
-                    MappingRefusal::TooMany
-                }
-                MetalError::Vfio(rackbus_vfio::VfioError::Unmappable { .. }) => {
-                    MappingRefusal::Taken
-                }
-                MetalError::NotLent(_) => MappingRefusal::NoMemory,
-                _ => MappingRefusal::Failed,
-            }
-        })
+        let refused = |error| self.refusals.refuse(&self.name(), mapping, &error);
+        self.map_in(mapping).map_err(refused)
     }
 
     fn unmap(&self, mapping: &IsolatedMapping) -> Result<(), MetalError> {

@@ -6,6 +6,10 @@
 
 use std::ops::Range;
 
+use crate::isolated::MAPPED_MSI;
+use crate::plan::WindowPlan;
+use crate::window::MSI_SIZE;
+
 /// Bit of an entry's last word: its messages are held back.
 pub const MASKED: u32 = 1;
 
@@ -25,16 +29,39 @@ pub enum MsiEffect {
     Nowhere,
 }
 
+/// By which addresses messages lead to the borrower's local APICs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApicWindow {
+    /// The addresses, as entries have them.
+    pub addresses: Range<u64>,
+    /// Where the first of them leads in the range in which messages are stored, in bytes.
+    pub offset: u64,
+}
+
+impl ApicWindow {
+    /// Those of a function that reaches all of the lender's window 1.
+    pub fn whole(plan: &WindowPlan) -> ApicWindow {
+        ApicWindow { addresses: plan.interrupts.clone(), offset: 0 }
+    }
+
+    /// Those of one that is isolated, which reaches the local APICs alone; `None` where window 1 has not all of them.
+    pub fn isolated(plan: &WindowPlan) -> Option<ApicWindow> {
+        let offset = plan.local_apics()?;
+        Some(ApicWindow { addresses: MAPPED_MSI..MAPPED_MSI + MSI_SIZE, offset })
+    }
+}
+
 /// What is done with an interrupt whose entry is `entry`: address, its upper half, data, control. `interrupts` are the
 /// addresses that lead to the borrower's local APICs.
-pub fn message([low, high, data, control]: [u32; 4], interrupts: &Range<u64>) -> MsiEffect {
+pub fn message([low, high, data, control]: [u32; 4], interrupts: &ApicWindow) -> MsiEffect {
     if control & MASKED != 0 {
         return MsiEffect::Pending;
     }
     let address = u64::from(low) | u64::from(high) << 32;
-    let inside = interrupts.contains(&address) && interrupts.end - address >= 4;
+    let ApicWindow { addresses, offset } = interrupts;
+    let inside = addresses.contains(&address) && addresses.end - address >= 4;
     match address.is_multiple_of(4) && inside {
-        true => MsiEffect::Store { offset: address - interrupts.start, data },
+        true => MsiEffect::Store { offset: offset + (address - addresses.start), data },
         false => MsiEffect::Nowhere,
     }
 }
@@ -45,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    const APICS: Range<u64> = 0x1_0000_0000..0x1_0010_0000;
+    const APICS: ApicWindow = ApicWindow { addresses: 0x1_0000_0000..0x1_0010_0000, offset: 0 };
 
     #[test]
     fn a_message_goes_where_its_entry_says() {
@@ -63,6 +90,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn messages_of_an_isolated_function_reach_the_local_apics_by_other_addresses_alone() {
+        let plan = WindowPlan::new(64 << 20, 64 << 20, 512 << 20).unwrap();
+        let (whole, isolated) = (ApicWindow::whole(&plan), ApicWindow::isolated(&plan).unwrap());
+        let entry = |address: u64| [address as u32, (address >> 32) as u32, 33, 0];
+        let stored = |offset| MsiEffect::Store { offset, data: 33 };
+        let apics = 0xfee0_0000 - 0xfc00_0000;
+        for at in [0, 0x1000, MSI_SIZE - 4] {
+            let address = plan.msi_base() + at;
+            assert_eq!(message(entry(address), &whole), stored(apics + at));
+            assert_eq!(message(entry(address), &isolated), MsiEffect::Nowhere);
+            assert_eq!(message(entry(MAPPED_MSI + at), &isolated), stored(apics + at));
+            assert_eq!(message(entry(MAPPED_MSI + at), &whole), MsiEffect::Nowhere);
+        }
+        for beside in [MAPPED_MSI - 4, MAPPED_MSI + MSI_SIZE] {
+            assert_eq!(message(entry(beside), &isolated), MsiEffect::Nowhere);
+        }
+        let small = WindowPlan::new(64 << 20, 512 << 10, 512 << 20).unwrap();
+        assert_eq!(ApicWindow::isolated(&small), None);
+    }
+
     proptest! {
         /// Whatever the borrower writes into its table, what is stored lies inside of the range, aligned.
         #[test]
@@ -71,15 +119,17 @@ mod tests {
             near in any::<bool>(),
             start in 0u64..1 << 40,
             length in 0u64..1 << 24,
+            offset in 0u64..1 << 24,
         ) {
-            let range = start..start + length;
+            let range = ApicWindow { addresses: start..start + length, offset };
             let mut entry = entry;
             if near {
                 let address = start.wrapping_add(u64::from(entry[0]) % (length + 8)).wrapping_sub(4);
                 (entry[0], entry[1]) = (address as u32, (address >> 32) as u32);
             }
-            if let MsiEffect::Store { offset, data } = message(entry, &range) {
-                prop_assert!(offset + 4 <= length && (start + offset).is_multiple_of(4));
+            if let MsiEffect::Store { offset: to, data } = message(entry, &range) {
+                let at = to - offset;
+                prop_assert!(at + 4 <= length && (start + at).is_multiple_of(4));
                 prop_assert_eq!(data, entry[2]);
                 prop_assert_eq!(entry[3] & 1, 0);
             }

@@ -4,27 +4,38 @@
 //! Nothing traps: the borrower's loads and stores arrive in memory of the lender. So it takes a class whose registers
 //! may be polled ([`rackbus_pci::polled`]). The MSI-X table is memory too, which only this looks at: a thread waits for
 //! the model's interrupts and stores the messages that their entries say.
+//!
+//! While it is *isolated* it reaches the mappings that the borrower's kernel asks for, each by a loan of its own, and nothing of
+//! the window else. It is reset in between; its registers stay where they are.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rackbus_fabric::Loan;
-use rackbus_memory::{Access, Event, Lending, Region, Revoker, SharedMemory};
+use rackbus_memory::space::max_mappings;
+use rackbus_memory::{Access, Event, Lending, MemoryHandle, Region, Revoker, SharedMemory};
 use rackbus_pci::endpoint::{FunctionRegion as DeviceRegion, IrqChange};
 use rackbus_pci::vfio_user::{RequestRefused, ServedDevice, SharedPart};
 use rackbus_spec::pcie::{Command, header, msix};
 
-use crate::device::{BarMap, ReadyDevice, WindowDevice, event, not_lendable, table_of};
+use crate::device::{
+    BarMap, LentBars, ReadyDevice, RefusedMappings, WindowDevice, event, not_lendable, table_of,
+};
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
+use crate::isolated::{IsolatedMapping, MOST_MAPPINGS, MappingRefusal};
+use crate::messages::ApicWindow;
 use crate::ntb::Ntb;
+use crate::plan::WindowPlan;
 use crate::saved::{SavedDevice, VectorDescriptors, VectorState};
 use crate::vectors::LentVectors;
 use crate::window::PAGE;
 
 /// The BAR with the registers.
 const REGISTERS: u8 = 0;
+/// The step in which a model is given all of the window.
+const LENDING: &str = "lending it the borrower's memory";
 /// Bits of a BAR as configuration space has it: of 64 bits, prefetchable.
 const WIDE: u8 = 1 << 2;
 const PREFETCHABLE: u8 = 1 << 3;
@@ -37,11 +48,34 @@ pub(crate) struct ModelledDevice {
     device: Box<dyn ServedDevice>,
     /// Takes away the memory that it reaches.
     memory: Revoker,
+    window: ModelWindow,
+    lending: Lending,
+    refusals: RefusedMappings,
     /// Offset of the message control register of MSI-X.
     msix_control: u64,
     /// The BAR with the MSI-X table, which the borrower has as memory of the lender's. Its other BARs are lent by the
     /// model's session.
     _table: Loan,
+}
+
+/// The borrower's memory, as a model reaches it.
+struct ModelWindow {
+    plan: WindowPlan,
+    /// What is behind all of the plan's range of memory.
+    memory: MemoryHandle,
+}
+
+impl ModelWindow {
+    fn of(ntb: &Ntb) -> Result<ModelWindow, MetalError> {
+        Ok(ModelWindow { plan: ntb.plan().clone(), memory: ntb.memory()? })
+    }
+
+    /// Has a model reach all of it.
+    fn lend_whole(&self, device: &dyn ServedDevice) -> Result<(), RequestRefused> {
+        let (start, length) =
+            (self.plan.memory.start, self.plan.memory.end - self.plan.memory.start);
+        device.map(start, length, Access::READ | Access::WRITE, Some(self.memory.clone()))
+    }
 }
 
 impl ModelledDevice {
@@ -65,11 +99,8 @@ impl ModelledDevice {
         let (bars, table) = bars_of(name, &*device, &config, &image)?;
         let (place, nth) = table_of(name, &image, &bars)?;
         let table_loan = lending.share_bar(place.bar, (0, bars[nth].size))?;
-        let plan = ntb.plan();
-        let (start, length) = (plan.memory.start, plan.memory.end - plan.memory.start);
-        let both = Access::READ | Access::WRITE;
-        let mapped = device.map(start, length, both, Some(ntb.memory()?));
-        mapped.map_err(failed("lending it the borrower's memory"))?;
+        let window = ModelWindow::of(ntb)?;
+        window.lend_whole(&*device).map_err(failed(LENDING))?;
         let (events, wires) = wires(place.entries)?;
         let wired = device.set_irqs(IrqChange::WireVectors(0, wires));
         wired.map_err(failed("wiring its interrupts"))?;
@@ -78,7 +109,8 @@ impl ModelledDevice {
         vectors.reset();
         let msix_control = image.writable.msix_control;
         let parts = (device, memory, table_loan);
-        let modelled = ModelledDevice::serving(name, parts, vectors, msix_control)?;
+        let reached = (window, lending.clone());
+        let modelled = ModelledDevice::serving(name, parts, reached, vectors, msix_control)?;
         modelled.answer()?;
         Ok(ReadyDevice { device: Box::new(modelled), image, bars })
     }
@@ -98,13 +130,16 @@ impl ModelledDevice {
     ) -> Result<ModelledDevice, MetalError> {
         let vectors = LentVectors::again(name, state, descriptors, ntb)?;
         let table_loan = lending.share_bar(state.table().bar, (0, state.table_bytes))?;
-        ModelledDevice::serving(name, (device, memory, table_loan), vectors, msix_control)
+        let (parts, reached) =
+            ((device, memory, table_loan), (ModelWindow::of(ntb)?, lending.clone()));
+        ModelledDevice::serving(name, parts, reached, vectors, msix_control)
     }
 
     /// A model whose interrupts are stored from now on.
     fn serving(
         name: &str,
         (device, memory, table): (Box<dyn ServedDevice>, Revoker, Loan),
+        (window, lending): (ModelWindow, Lending),
         vectors: LentVectors,
         msix_control: u16,
     ) -> Result<ModelledDevice, MetalError> {
@@ -120,6 +155,9 @@ impl ModelledDevice {
             thread: Some(thread),
             device,
             memory,
+            window,
+            lending,
+            refusals: RefusedMappings::default(),
             msix_control: msix_control.into(),
             _table: table,
         })
@@ -140,6 +178,16 @@ impl ModelledDevice {
         let bytes = value.to_le_bytes().to_vec();
         let written = self.device.write(DeviceRegion::Config, at, bytes, false);
         written.map_err(|cause| self.failed("writing its configuration space", cause))
+    }
+
+    /// Makes a mapping of the borrower's memory.
+    fn map_in(&self, mapping: &IsolatedMapping) -> Result<(), MetalError> {
+        let IsolatedMapping { iova, offset, size, access } = *mapping;
+        let memory = self.window.memory.further(offset);
+        // The model is asked for nothing that the borrower's host does not lend.
+        drop(self.lending.count(&memory, size)?);
+        let mapped = self.device.map(iova, size, access, Some(memory));
+        mapped.map_err(|cause| self.failed("a mapping", cause))
     }
 
     fn failed(&self, what: &'static str, cause: RequestRefused) -> MetalError {
@@ -172,6 +220,43 @@ impl WindowDevice for ModelledDevice {
         self.device.reset().map_err(|cause| self.failed("its reset", cause))?;
         self.vectors.reset();
         self.answer()
+    }
+
+    /// As many as the system lets the model's process have of them.
+    fn most_mappings(&self) -> u32 {
+        u32::try_from(max_mappings()).unwrap_or(u32::MAX).min(MOST_MAPPINGS)
+    }
+
+    fn may_isolate(&self) -> Result<(), MappingRefusal> {
+        let apics = ApicWindow::isolated(&self.window.plan);
+        apics.map(drop).ok_or(MappingRefusal::Unsupported)
+    }
+
+    /// What its borrower's processors have of it stays: they are the same registers.
+    fn isolate(&self, on: bool, _bars: &mut dyn LentBars) -> Result<(), MetalError> {
+        let plan = &self.window.plan;
+        let apics = if on { ApicWindow::isolated(plan) } else { Some(ApicWindow::whole(plan)) };
+        let apics = apics
+            .ok_or_else(|| not_lendable(&self.name, "the NTB's window 1 is smaller than 1 MiB"))?;
+        // It masters the bus no more then, and nothing is under way.
+        self.device.reset().map_err(|cause| self.failed("its reset", cause))?;
+        let ended = self.device.unmap_all();
+        ended.map_err(|cause| self.failed("taking the borrower's memory away", cause))?;
+        if !on {
+            let lent = self.window.lend_whole(&*self.device);
+            lent.map_err(|cause| self.failed(LENDING, cause))?;
+        }
+        self.vectors.lead(apics);
+        self.answer()
+    }
+
+    fn map(&self, mapping: &IsolatedMapping) -> Result<(), MappingRefusal> {
+        self.map_in(mapping).map_err(|error| self.refusals.refuse(&self.name, mapping, &error))
+    }
+
+    fn unmap(&self, mapping: &IsolatedMapping) -> Result<(), MetalError> {
+        let ended = self.device.unmap(mapping.iova, mapping.size);
+        ended.map_err(|cause| self.failed("ending a mapping", cause))
     }
 
     fn trouble(&self) -> Option<&'static str> {
@@ -280,3 +365,6 @@ fn pending_bits(image: &Image, table: MsixTable) -> Option<usize> {
     let word = image.bytes.get(at..at + 4)?.try_into().map(u32::from_le_bytes).ok()?;
     (word & 7 == u32::from(table.bar)).then_some((word & !7) as usize)
 }
+
+#[cfg(test)]
+mod tests;

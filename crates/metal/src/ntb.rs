@@ -60,8 +60,7 @@ pub(crate) struct BorrowerWindows {
 impl BorrowerWindows {
     /// The borrower's local APICs; `None` where window 1 has not all of them.
     pub fn local_apics(&self) -> Option<RangeTarget> {
-        let offset = self.plan.msi_base() - self.plan.interrupts.start;
-        RangeTarget::part(&self.interrupts, offset, MSI_SIZE)
+        RangeTarget::part(&self.interrupts, self.plan.local_apics()?, MSI_SIZE)
     }
 }
 

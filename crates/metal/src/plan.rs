@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::window::{AREA, MSI_ADDRESS, PAGE};
+use crate::window::{AREA, MSI_ADDRESS, MSI_SIZE, PAGE};
 
 /// The first address that is used.
 const FIRST: u64 = 1 << 32;
@@ -54,6 +54,12 @@ impl WindowPlan {
     pub fn msi_base(&self) -> u64 {
         let size = self.interrupts.end - self.interrupts.start;
         self.interrupts.start + (MSI_ADDRESS & (size - 1))
+    }
+
+    /// Where the borrower's local APICs begin in the lender's window 1, in bytes; `None` where it has not all of them.
+    pub fn local_apics(&self) -> Option<u64> {
+        let offset = self.msi_base() - self.interrupts.start;
+        (self.interrupts.end - self.interrupts.start >= offset + MSI_SIZE).then_some(offset)
     }
 }
 

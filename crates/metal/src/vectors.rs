@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rackbus_memory::{Event, MappedRegisters, SharedMemory};
@@ -13,7 +13,7 @@ use crate::device::{VECTOR_CONTROL, event};
 use crate::error::MetalError;
 use crate::image::MsixTable;
 use crate::lender::locked;
-use crate::messages::{MASKED, MsiEffect, message};
+use crate::messages::{ApicWindow, MASKED, MsiEffect, message};
 use crate::ntb::Ntb;
 use crate::saved::{VectorDescriptors, VectorState};
 
@@ -30,9 +30,9 @@ pub(crate) struct LentVectors {
     place: MsixTable,
     /// Where the pending bits are in it, if they are.
     pending: Option<usize>,
-    /// The range that leads to the borrower's local APICs.
+    /// What leads to the borrower's local APICs, and by which addresses. The latter change while `held` is held.
     interrupts: Arc<MappedRegisters>,
-    addresses: std::ops::Range<u64>,
+    addresses: Mutex<ApicWindow>,
     /// Which are pending. Whoever looks at the table, or stores a message, holds this.
     held: Mutex<Vec<bool>>,
     /// Nothing is stored to the borrower any more. Changed while `held` is held.
@@ -62,7 +62,7 @@ impl LentVectors {
             place,
             pending,
             interrupts: ntb.outbound().clone(),
-            addresses: ntb.plan().interrupts.clone(),
+            addresses: Mutex::new(ApicWindow::whole(ntb.plan())),
             held,
             cut: AtomicBool::new(false),
             paused: AtomicBool::new(false),
@@ -123,7 +123,10 @@ impl LentVectors {
 
     /// Masks every entry of the table, which is the borrower's from then on, and forgets what rang before.
     pub fn reset(&self) {
-        let mut held = locked(&self.held);
+        self.mask_all(locked(&self.held));
+    }
+
+    fn mask_all(&self, mut held: MutexGuard<'_, Vec<bool>>) {
         for (vector, event) in self.events.iter().enumerate() {
             let control = self.entry(vector) + VECTOR_CONTROL as usize;
             self.table.whole().store_u32(control, MASKED.to_le(), Ordering::Release);
@@ -131,6 +134,14 @@ impl LentVectors {
         }
         held.fill(false);
         self.show_pending(&held);
+    }
+
+    /// Messages lead to the borrower's local APICs by these addresses from here on. What rang before is forgotten, and every
+    /// entry of the table masked.
+    pub fn lead(&self, addresses: ApicWindow) {
+        let held = locked(&self.held);
+        *locked(&self.addresses) = addresses;
+        self.mask_all(held);
     }
 
     /// Stores no messages from here on, whatever the borrower unmasks.
@@ -164,13 +175,14 @@ impl LentVectors {
             if self.cut.load(Ordering::Relaxed) {
                 return;
             }
+            let addresses = locked(&self.addresses).clone();
             for (vector, event) in self.events.iter().enumerate() {
                 if !event.drain() && !held[vector] {
                     continue;
                 }
                 // One that is being changed is as one that is masked.
                 let outcome = match self.words(vector) {
-                    Some(words) => message(words, &self.addresses),
+                    Some(words) => message(words, &addresses),
                     None => MsiEffect::Pending,
                 };
                 match outcome {
@@ -212,6 +224,47 @@ impl LentVectors {
 }
 
 #[cfg(test)]
+impl LentVectors {
+    /// So many vectors, whose messages to these addresses are stored to memory, by a table of their own with pending bits at 4096.
+    pub(crate) fn in_memory(
+        count: u16,
+        addresses: std::ops::Range<u64>,
+    ) -> (LentVectors, SharedMemory) {
+        let length = addresses.end - addresses.start;
+        let apics = SharedMemory::create("apics", length).unwrap();
+        let interrupts = MappedRegisters::map(apics.as_fd(), length).unwrap();
+        let vectors = LentVectors {
+            name: "test".to_owned(),
+            events: (0..count).map(|_| Event::new().unwrap()).collect(),
+            table: SharedMemory::create("table", 8192).unwrap(),
+            place: MsixTable { bar: 4, offset: 0, entries: count },
+            pending: Some(4096),
+            interrupts: Arc::new(interrupts),
+            addresses: Mutex::new(ApicWindow { addresses, offset: 0 }),
+            held: Mutex::new(vec![false; count.into()]),
+            cut: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
+            stop: Event::new().unwrap(),
+            stopped: AtomicBool::new(false),
+        };
+        (vectors, apics)
+    }
+
+    /// Sets an entry of the table, as the borrower does.
+    pub(crate) fn set(&self, vector: usize, entry: [u32; 4]) {
+        for (number, word) in entry.into_iter().enumerate() {
+            let at = self.entry(vector) + 4 * number;
+            self.table.whole().store_u32(at, word, Ordering::Release).unwrap();
+        }
+    }
+
+    /// What the model rings for a vector.
+    pub(crate) fn event(&self, vector: usize) -> &Event {
+        &self.events[vector]
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::time::Instant;
 
@@ -221,29 +274,8 @@ mod tests {
 
     /// Two vectors whose messages are stored to memory.
     fn vectors() -> (Arc<LentVectors>, SharedMemory) {
-        let apics = SharedMemory::create("apics", 4096).unwrap();
-        let vectors = LentVectors {
-            name: "test".to_owned(),
-            events: vec![Event::new().unwrap(), Event::new().unwrap()],
-            table: SharedMemory::create("table", 8192).unwrap(),
-            place: MsixTable { bar: 4, offset: 0, entries: 2 },
-            pending: Some(4096),
-            interrupts: Arc::new(MappedRegisters::map(apics.as_fd(), 4096).unwrap()),
-            addresses: ADDRESSES,
-            held: Mutex::new(vec![false; 2]),
-            cut: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
-            stop: Event::new().unwrap(),
-            stopped: AtomicBool::new(false),
-        };
+        let (vectors, apics) = LentVectors::in_memory(2, ADDRESSES);
         (Arc::new(vectors), apics)
-    }
-
-    fn set(vectors: &LentVectors, vector: usize, entry: [u32; 4]) {
-        for (number, word) in entry.into_iter().enumerate() {
-            let at = vectors.entry(vector) + 4 * number;
-            vectors.table.whole().store_u32(at, word, Ordering::Release).unwrap();
-        }
     }
 
     fn until(what: &str, holds: impl Fn() -> bool) {
@@ -265,26 +297,26 @@ mod tests {
 
         vectors.events[1].ring();
         until("a masked vector is pending", || pending() == 0b10);
-        set(&vectors, 1, [0x20, 1, 77, 0]);
+        vectors.set(1, [0x20, 1, 77, 0]);
         until("it is delivered when it is unmasked", || word(0x20) == 77);
         until("it is pending no more", || pending() == 0);
 
         // One that leads nowhere is lost, and holds nobody up.
-        set(&vectors, 0, [0x20, 2, 5, 0]);
+        vectors.set(0, [0x20, 2, 5, 0]);
         vectors.events[0].ring();
-        set(&vectors, 1, [0x24, 1, 78, 0]);
+        vectors.set(1, [0x24, 1, 78, 0]);
         vectors.events[1].ring();
         until("others are delivered", || word(0x24) == 78);
         assert_eq!((word(0x20), pending()), (77, 0));
 
         // A reset forgets what is pending.
-        set(&vectors, 1, [0x28, 1, 79, 1]);
+        vectors.set(1, [0x28, 1, 79, 1]);
         vectors.events[1].ring();
         until("a masked vector is pending", || pending() == 0b10);
         vectors.reset();
         assert_eq!(pending(), 0);
-        set(&vectors, 1, [0x28, 1, 80, 0]);
-        set(&vectors, 0, [0x2c, 1, 81, 0]);
+        vectors.set(1, [0x28, 1, 80, 0]);
+        vectors.set(0, [0x2c, 1, 81, 0]);
         vectors.events[0].ring();
         until("the other one is delivered", || word(0x2c) == 81);
         assert_eq!(word(0x28), 0, "what rang before the reset");
@@ -303,7 +335,7 @@ mod tests {
         let pending = || vectors.table.whole().load_u32(4096, Ordering::Acquire).unwrap();
         until("a masked vector is pending", || pending() == 0b01);
         vectors.cut();
-        set(&vectors, 0, [0x20, 1, 77, 0]);
+        vectors.set(0, [0x20, 1, 77, 0]);
         // It looks every millisecond while one is pending.
         until("nobody delivers after the cut", || thread.is_finished());
         thread.join().unwrap();
@@ -321,7 +353,7 @@ mod tests {
         vectors.events[1].ring();
         until("a masked vector is pending", || pending() == 0b10);
         vectors.pause(true);
-        set(&vectors, 0, [0x20, 1, 77, 0]);
+        vectors.set(0, [0x20, 1, 77, 0]);
         vectors.events[0].ring();
         let (state, descriptors) = vectors.save().unwrap();
         assert_eq!((state.held.clone(), descriptors.events.len()), (vec![1], 2));

@@ -1,12 +1,23 @@
-//! A host borrows another host's drive through a bridge, and a program there has it by that host's own `vfio-pci`: the drive
-//! reaches what the program has mapped, and nothing else of the host.
+//! A host borrows another host's drives through a bridge, and a program there has them by that host's own `vfio-pci`: the drive,
+//! of the lender's machine or modelled by the lender's node, reaches what the program has mapped, and nothing else of the host.
+//! So does an accelerator, whose program waits for its interrupts.
 
 use std::path::Path;
 
 use rackbus_e2e::Result;
 use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
 
-use crate::metal::{DRIVE, MetalHosts, explained, join, run, start_with};
+use crate::metal::{DRIVE, MetalHosts, explained, join_with, run, start_with};
+
+/// What the lender's node models.
+const MODELS: &str = r#"
+[hosts.alpha.devices.m0]
+kind = "nvme"
+size = "64 MiB"
+[hosts.alpha.devices.a0]
+kind = "accelerator"
+functions = 1
+"#;
 
 /// What the borrower's scripts have in common. Interrupts of functions behind an NTB are not isolated from each other's, whether the
 /// host remaps interrupts or not: VFIO wants to be told that they may be used so.
@@ -19,7 +30,7 @@ const BINDS: &str = r#"
         [ $(basename $(readlink $device/driver)) = ${1:-nvme} ]
     }
     healthy() { dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e blocked.for; }; }
-    borrow() { until_ok rackbus borrow alpha/d0 --for beta --placement host; until_ok test -b /dev/nvme0n1; }
+    borrow() { until_ok rackbus borrow alpha/${1:-d0} --for beta --placement host; until_ok test -b /dev/nvme0n1; }
 "#;
 
 /// With Linux 6.12 at both hosts. The borrower has an IOMMU of its own, beside which the module's is; with `iommu=pt`, as a bridge
@@ -27,9 +38,11 @@ const BINDS: &str = r#"
 pub fn trixie(dir: &Path) -> Result<()> {
     let iommu = (VmIommu::Translating, "iommu=pt");
     let mut hosts = start_with(dir, GuestRelease::Trixie, &DRIVE, iommu)?;
-    let outcome = join(&mut hosts)
+    let outcome = join_with(&mut hosts, MODELS)
         .and_then(|()| used(&mut hosts))
         .and_then(|()| returned(&mut hosts))
+        .and_then(|()| modelled(&mut hosts))
+        .and_then(|()| computed(&mut hosts))
         .and_then(|()| lost(&mut hosts));
     explained(&mut hosts, outcome)
 }
@@ -56,14 +69,15 @@ fn used(hosts: &mut MetalHosts) -> Result<()> {
             physical 1ff00:00:00.0 stray"
         ),
     )?;
-    told(lender, "0x1000000000")?;
+    told(lender, "d0", "0x1000000000")?;
     run(borrower, &format!("{BINDS} mapped 1ff00:00:00.0 ended; healthy"))?;
-    told(lender, "0x400000000")
+    told(lender, "d0", "0x400000000")
 }
 
-/// What the IOMMU refused at this address is an event.
-fn told(lender: &mut BareMetalMachine, address: &str) -> Result<()> {
-    let event = format!("rackbus events --kind fault | grep 'at {address}: not mapped'");
+/// What a device of the lender's was refused at this address is an event.
+fn told(lender: &mut BareMetalMachine, device: &str, address: &str) -> Result<()> {
+    let event =
+        format!("rackbus events --kind fault | grep 'alpha/{device}.*{address}[:+].*not mapped'");
     run(lender, &format!("until_ok sh -c \"{event}\"; {event}")).map(drop)
 }
 
@@ -92,6 +106,95 @@ fn returned(hosts: &mut MetalHosts) -> Result<()> {
             [ ! -e $device ]
             borrow
             verify
+            healthy"
+        ),
+    )
+    .map(drop)
+}
+
+/// A drive that the lender's node models is used in the same way: its program reaches it, and it what the program has mapped. Each
+/// mapping is a loan, and no other memory is lent to it; the host's own driver has all of the window again.
+fn modelled(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, .. } = hosts;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            rackbus return alpha/d0
+            [ ! -e $device ]
+            borrow m0
+            write
+            [ $(cat $device/iommu_group/type) = identity ]
+            bind vfio-pci
+            mapped 1ff00:00:00.0 blocks
+            physical 1ff00:00:00.0 stray"
+        ),
+    )?;
+    told(lender, "m0", "0x1000000000")?;
+    run(borrower, "mapped 1ff00:00:00.0 ended")?;
+    told(lender, "m0", "0x400000000")?;
+    run(
+        borrower,
+        "(mapped 1ff00:00:00.0 until-told >told 2>&1; echo $? >ended) &
+        until_ok grep busy told",
+    )?;
+    run(
+        lender,
+        "refused rackbus restart alpha --program /mnt/files/bin/rackbus
+        grep vfio-pci refused
+        rackbus reach alpha/m0 >reached
+        grep -c 'memory lent by beta' reached
+        grep 'memory lent by beta' reached | { ! grep -v KiB; }",
+    )?;
+    // A return has the kernel ask the program for it.
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            rackbus return alpha/m0
+            until_ok test -s ended
+            grep told told
+            until_ok test ! -e $device
+            borrow m0
+            verify
+            bind vfio-pci
+            mapped 1ff00:00:00.0 blocks
+            bind ''
+            until_ok test -b /dev/nvme0n1
+            verify"
+        ),
+    )?;
+    run(lender, "rackbus reach alpha/m0 | grep 'memory lent by beta' | { ! grep KiB; }")?;
+    run(lender, "rackbus restart alpha --program /mnt/files/bin/rackbus")?;
+    run(borrower, &format!("{BINDS} verify; healthy")).map(drop)
+}
+
+/// A program has an accelerator that the lender's node models by `vfio-pci`, and its results by interrupts.
+fn computed(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { borrower, .. } = hosts;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            rackbus return alpha/m0
+            until_ok rackbus borrow alpha/a0.vf1 --for beta --placement host
+            bind vfio-pci
+            accel() {{ rackbus accel run \"$@\"; }}
+            head -c 32 /dev/urandom >key
+            for size in 0 1 1000000; do
+                head -c $size /dev/urandom >in
+                [ \"$(accel sha256 <in)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
+                accel zstd+aes256gcm --key key <in >sealed
+                accel aes256gcm-open+unzstd --key key <sealed >out
+                cmp in out
+            done
+            [ $(cat /proc/sys/vm/nr_hugepages) = 0 ]
+            rackbus metal list
+            set -- $(rackbus metal list | grep alpha/a0.vf1)
+            [ $7 -gt 0 ]
+            rackbus return alpha/a0.vf1
+            [ ! -e $device ]
+            borrow
             healthy"
         ),
     )

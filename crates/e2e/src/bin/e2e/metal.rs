@@ -301,6 +301,11 @@ fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
 
 /// Starts a control plane and the node of either host, alpha and beta. alpha's drives are lent: d0, d1 and so on.
 pub fn join(hosts: &mut MetalHosts) -> Result<()> {
+    join_with(hosts, "")
+}
+
+/// The same, with more of the rack file.
+pub fn join_with(hosts: &mut MetalHosts, more: &str) -> Result<()> {
     let MetalHosts { lender, borrower, ntb: [near, far], address: [own, _], .. } = hosts;
     run(
         lender,
@@ -311,7 +316,10 @@ pub fn join(hosts: &mut MetalHosts) -> Result<()> {
                 printf '[hosts.alpha.devices.d%s]\nkind = \"vfio\"\naddress = \"%s\"\n' $n $drive >>rack.toml
                 n=$((n + 1))
             done
-            printf '[hosts.alpha.ntb.beta]\naddress = \"{near}\"\n[hosts.beta.ntb.alpha]\naddress = \"{far}\"\n' >>rack.toml"
+            printf '[hosts.alpha.ntb.beta]\naddress = \"{near}\"\n[hosts.beta.ntb.alpha]\naddress = \"{far}\"\n' >>rack.toml
+            cat >>rack.toml <<'END'
+{more}
+END"
         ),
     )?;
     begin(

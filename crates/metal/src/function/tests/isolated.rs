@@ -14,6 +14,8 @@ struct DeviceRecord {
     mapped: BTreeSet<u64>,
     /// It refuses what it is told next.
     fails: bool,
+    /// Its memory is taken away from it at once, as a model's is.
+    cuts: bool,
     resets: u32,
     /// When bus mastering was turned off, and when the borrower's window ended.
     stopped: Option<Instant>,
@@ -28,11 +30,18 @@ impl WindowDevice for IsolatingDevice {
     }
 
     fn cut(&self) -> bool {
-        false
+        let mut record = locked(&self.0);
+        if record.cuts {
+            record.stopped = Some(Instant::now());
+        }
+        record.cuts
     }
 
     fn set_master(&self, on: bool) -> Result<(), MetalError> {
-        locked(&self.0).stopped = (!on).then(Instant::now);
+        let mut record = locked(&self.0);
+        if !record.cuts {
+            record.stopped = (!on).then(Instant::now);
+        }
         Ok(())
     }
 
@@ -244,15 +253,18 @@ fn what_is_borrowed_again_after_a_loss_begins_as_at_first() {
 /// Its borrower's kernel gives memory to others when it has seen that it is revoked, and then that its area is gone.
 #[test]
 fn an_isolated_function_is_shown_as_revoked_after_it_was_stopped() {
-    let mut asking = Asking::new();
-    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
-    asking.function.end();
-    let (stopped, ended) = {
-        let record = locked(&asking.device);
-        (record.stopped.unwrap(), record.ended.unwrap())
-    };
-    assert!(ended.duration_since(stopped) >= SHOWN_REVOKED);
-    assert!(!asking.function.area.is_ready(EPOCH));
+    for cuts in [false, true] {
+        let mut asking = Asking::new();
+        locked(&asking.device).cuts = cuts;
+        assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+        asking.function.end();
+        let (stopped, ended) = {
+            let record = locked(&asking.device);
+            (record.stopped.unwrap(), record.ended.unwrap())
+        };
+        assert!(ended.duration_since(stopped) >= SHOWN_REVOKED, "cut at once: {cuts}");
+        assert!(!asking.function.area.is_ready(EPOCH));
+    }
 }
 
 #[test]
