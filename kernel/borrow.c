@@ -173,6 +173,9 @@ static int prepare(struct rackbus_function *fn,
 	unsigned int wanted = borrow->vectors ?: DEFAULT_VECTORS;
 	int ret;
 
+	if (READ_ONCE(fn->ntb->closed))
+		return refused(fn, -ESHUTDOWN,
+			       "the NTB is closed until it is bound anew");
 	/* Who borrows tries again: it trains for a while, and locks are held. */
 	if (!rackbus_ntb_link_up(fn->ntb))
 		return refused(fn, -ENOLINK, "the NTB's link is down");

@@ -189,7 +189,7 @@ void rackbus_ntb_close(struct rackbus_ntb *ntb)
 		if (!pci_wait_for_pending_transaction(ntb->pdev))
 			pci_err(ntb->pdev, "what it reads of this host does not end\n");
 		WRITE_ONCE(ntb->closed, true);
-		pci_err(ntb->pdev, "closed, as a lender does not say that a device of its reaches memory no more: return its functions and bind it anew\n");
+		pci_err(ntb->pdev, "closed, as a lender does not say that a device of its reaches memory no more: return its functions and bind it anew (rackbus metal reopen)\n");
 	}
 	mutex_unlock(&ntb->close_lock);
 	rackbus_lose_all(ntb, RACKBUS_REASON_SILENT);

@@ -4,19 +4,21 @@
 
 #![allow(unsafe_code)] // ioctls: each has the structure that the kernel module expects
 
+mod binding;
+
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rackbus_vfio::{Facts, PciAddress, Sysfs};
+use rackbus_vfio::PciAddress;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::error::MetalError;
+pub use binding::{bind, reopen};
 
 /// Where the module is reached.
 pub const PATH: &str = "/dev/rackbus";
@@ -405,51 +407,6 @@ impl ModuleStatus {
     }
 }
 
-/// The driver that the module registers.
-const DRIVER: &str = "rackbus";
-
-/// Binds an NTB to the module, which takes none by itself. One that is bound stays so.
-///
-/// # Errors
-/// When there is no such function, another driver has it, or the module does not take it.
-pub fn bind(sysfs: &Sysfs, ntb: PciAddress) -> Result<(), MetalError> {
-    let facts = sysfs.facts(ntb)?;
-    if !facts.is_ntb() {
-        let Facts { address, vendor, device, .. } = facts;
-        return Err(MetalError::NotAnNtb { address, vendor, device });
-    }
-    match facts.driver.as_deref() {
-        Some(DRIVER) => return Ok(()),
-        Some(other) => {
-            let reason = format!("the driver {other} has it: unbind that first");
-            return Err(MetalError::NotBound { address: ntb, reason });
-        }
-        None => {}
-    }
-    let bound = override_and_probe(sysfs, ntb, DRIVER).and_then(|()| {
-        match sysfs.facts(ntb)?.driver.as_deref() {
-            Some(DRIVER) => Ok(()),
-            _ => {
-                let reason = "the module does not take it; the kernel's log says why".to_owned();
-                Err(MetalError::NotBound { address: ntb, reason })
-            }
-        }
-    });
-    if bound.is_err() {
-        // The kernel's own driver may have it again; an empty line takes the override away. The first error is told.
-        let _ = override_and_probe(sysfs, ntb, "\n");
-    }
-    bound
-}
-
-/// Says which driver alone is to have an NTB, and has the kernel look for one.
-fn override_and_probe(sysfs: &Sysfs, ntb: PciAddress, driver: &str) -> Result<(), MetalError> {
-    let failed = |cause| MetalError::System { what: "binding the NTB to the module", cause };
-    let write = |path: PathBuf, text: &str| std::fs::write(path, text).map_err(failed);
-    write(sysfs.function(ntb).join("driver_override"), driver)?;
-    write(sysfs.probe(), &ntb.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -499,31 +456,5 @@ mod tests {
         ];
         let places = places.map(|place| place as u64);
         assert_eq!(found, [&requests[..], &places].concat());
-    }
-
-    /// A tree with an NTB that no driver takes, however it is asked.
-    #[test]
-    fn an_ntb_that_the_module_does_not_take_is_left_to_other_drivers() {
-        let tree = tempfile::tempdir().unwrap();
-        let name = "0000:05:00.0";
-        let folder = tree.path().join("sys/bus/pci/devices").join(name);
-        std::fs::create_dir_all(&folder).unwrap();
-        for (file, text) in
-            [("vendor", "0x8086\n"), ("device", "0x201c\n"), ("class", "0x068000\n")]
-        {
-            std::fs::write(folder.join(file), text).unwrap();
-        }
-        let sysfs = Sysfs::below(tree.path());
-        let refused = bind(&sysfs, name.parse().unwrap()).unwrap_err();
-        assert!(matches!(refused, MetalError::NotBound { .. }), "{refused}");
-        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap();
-        assert_eq!(read(folder.join("driver_override")), "\n");
-        assert_eq!(read(sysfs.probe()), name);
-        // The kernel cannot be asked: the override goes, too.
-        std::fs::remove_file(sysfs.probe()).unwrap();
-        std::fs::create_dir(sysfs.probe()).unwrap();
-        let failed = bind(&sysfs, name.parse().unwrap()).unwrap_err();
-        assert!(matches!(failed, MetalError::System { .. }), "{failed}");
-        assert_eq!(read(folder.join("driver_override")), "\n");
     }
 }

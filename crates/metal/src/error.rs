@@ -81,6 +81,16 @@ pub enum MetalError {
         /// What is wrong with it, for people.
         reason: String,
     },
+    /// Functions that were borrowed through an NTB are listed still.
+    #[error(
+        "functions that were borrowed through the NTB {ntb} are there still: return them first, by rackbus metal return {handles}"
+    )]
+    Behind {
+        /// PCI address of the NTB.
+        ntb: PciAddress,
+        /// The functions' handles, for people.
+        handles: String,
+    },
     /// The kernel module is not there.
     #[error("there is no /dev/rackbus: load the kernel module rackbus ({0})")]
     NoModule(std::io::Error),
@@ -107,6 +117,10 @@ fn explain(errno: Errno) -> &'static str {
     match errno {
         Errno::NODEV => "there is no such NTB, or it is not bound to the module rackbus",
         Errno::NOLINK => "the NTB's link is down; is the lender there?",
+        Errno::SHUTDOWN => {
+            "this host has closed the NTB, as a lender did not say that a device reaches memory no more; \
+             rackbus metal reopen NTB opens it"
+        }
         Errno::AGAIN => "its lender is still resetting it for its last user; try again",
         Errno::NXIO => "nothing is lent there",
         Errno::STALE => "another lease has that function now",

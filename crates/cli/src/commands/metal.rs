@@ -5,7 +5,7 @@ use std::time::Duration;
 use rackbus_memory::Lending;
 use rackbus_metal::borrower::{self, BorrowedState, Module, ModuleStatus, WantedFunction};
 use rackbus_metal::{LentWindow, MetalError};
-use rackbus_vfio::{Bindings, PciAddress, TakenFunction, VfioError};
+use rackbus_vfio::{Bindings, PciAddress, Sysfs, TakenFunction, VfioError};
 use serde_json::json;
 
 use crate::output::{Cell, Failure, Output, Tone};
@@ -20,6 +20,7 @@ use crate::{log, process};
                                                              at the borrower, with what the lender printed
   rackbus metal list                                         what is borrowed, and how it is
   rackbus metal return 1                                     its driver releases it, and it is gone
+  rackbus metal reopen 0000:05:00.0                          at the borrower, when the module has closed its NTB
 
 The borrower needs the kernel module rackbus (see the book), the lender an IOMMU.
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage.")]
@@ -75,6 +76,13 @@ enum Action {
     },
     /// List what is borrowed, and how it is.
     List,
+    /// Open an NTB that this host's kernel module has closed, as a lender did not say that a device of its reaches memory no
+    /// more: what the host at its other end reaches of this one, it reaches again.
+    Reopen {
+        /// PCI address of this host's end of the NTB.
+        #[arg(value_parser = address)]
+        ntb: PciAddress,
+    },
 }
 
 fn address(text: &str) -> Result<PciAddress, String> {
@@ -123,6 +131,13 @@ impl Args {
                 Ok(())
             }
             Action::List => list(output),
+            Action::Reopen { ntb } => {
+                let reopened = Module::open()
+                    .and_then(|module| borrower::reopen(&Sysfs::here(), &module, *ntb));
+                reopened.map_err(failure)?;
+                output.result(&json!({ "reopened": ntb.to_string() }), |o| o.line("reopened"));
+                Ok(())
+            }
         }
     }
 }
@@ -197,7 +212,7 @@ fn take_and_lend(
 }
 
 fn borrow(wanted: &WantedFunction, output: &Output) -> Result<(), Failure> {
-    borrower::bind(&rackbus_vfio::Sysfs::here(), wanted.ntb).map_err(failure)?;
+    borrower::bind(&Sysfs::here(), wanted.ntb).map_err(failure)?;
     let borrowed = Module::open().and_then(|module| module.borrow(wanted)).map_err(failure)?;
     output.result(&borrowed, |o| {
         o.line(&format!(

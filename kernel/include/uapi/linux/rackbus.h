@@ -38,6 +38,8 @@ struct rackbus_address {
  *
  * ENODEV  no such NTB, or it is not bound to this module
  * ENOLINK the NTB's link is down; it needs a moment when both ends are enabled
+ * ESHUTDOWN  the NTB is closed, as a lender did not say that a device of its
+ *         reaches memory no more; it is open again when it is bound anew
  * EAGAIN  the lender still resets it for its last user, which needs a moment
  * ENXIO   nothing is lent there: the area is not ready, or has no magic
  * ESTALE  the area is of another epoch

@@ -7,7 +7,7 @@ use std::path::Path;
 use rackbus_e2e::Result;
 use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
 
-use crate::metal::{DRIVE, MetalHosts, explained, join_with, run, start_with};
+use crate::metal::{DRIVE, MetalHosts, begin, explained, join_with, run, start_with};
 
 /// What the lender's node models.
 const MODELS: &str = r#"
@@ -43,7 +43,8 @@ pub fn trixie(dir: &Path) -> Result<()> {
         .and_then(|()| returned(&mut hosts))
         .and_then(|()| modelled(&mut hosts))
         .and_then(|()| computed(&mut hosts))
-        .and_then(|()| lost(&mut hosts));
+        .and_then(|()| lost(&mut hosts))
+        .and_then(|()| reopened(&mut hosts));
     explained(&mut hosts, outcome)
 }
 
@@ -233,7 +234,32 @@ fn lost(hosts: &mut MetalHosts) -> Result<()> {
             until_ok gone
             [ ! -e $device ]
             dmesg | grep 'closed, as a lender does not say'
-            rackbus events | tail -n 4
+            rackbus events | tail -n 4"
+        ),
+    )
+    .map(drop)
+}
+
+/// The NTB stays closed until the administrator says that it is to be open again; then the lender lends as before.
+fn reopened(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { lender, borrower, ntb: [_, far], address: [own, _], .. } = hosts;
+    begin(lender, "node.log", &format!("rackbus node --host alpha --join https://{own}:7420"))?;
+    run(
+        borrower,
+        &format!(
+            "{BINDS}
+            closed() {{ ! rackbus borrow alpha/m0 --for beta --placement host >refused 2>&1 && grep 'rackbus metal reopen' refused; }}
+            until_ok closed
+            cat refused
+            rackbus metal list
+            rackbus metal reopen {far}
+            borrow m0
+            bind vfio-pci
+            mapped 1ff00:00:00.0 blocks
+            bind ''
+            until_ok test -b /dev/nvme0n1
+            refused rackbus metal reopen {far}
+            grep 'return them first' refused
             pkill -TERM -f 'files/rackbus node'
             until_ok rmmod rackbus
             healthy"

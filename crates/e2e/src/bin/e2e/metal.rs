@@ -53,7 +53,7 @@ pub struct MetalHosts {
     /// The bridge's address at either.
     pub ntb: [String; 2],
     /// Of either on the network.
-    address: [String; 2],
+    pub address: [String; 2],
     /// Behind the machines that it joins.
     _switch: SharedNetwork,
 }
