@@ -186,9 +186,10 @@ impl<M: Medium> Front<M> {
         self.show_all();
     }
 
-    /// The shadow doorbells, where the tenant has them.
+    /// The shadow doorbells, where the tenant has them. A function that may not master the bus asks for none: nothing would be
+    /// refused that anybody wants, and whoever lets it master the bus again wakes it.
     pub(super) fn shadow<'a>(&self, bus: &Bus<'a>) -> Option<DmaSlice<'a>> {
-        if self.shadow == 0 || !self.running {
+        if self.shadow == 0 || !self.running || !bus.dma.master() {
             return None;
         }
         let page = bus.dma.slice(self.shadow, shadow::SIZE, Access::READ | Access::WRITE).ok()?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rackbus_memory::{Access, Event, SharedMemory};
 use rackbus_pci::endpoint::{FunctionRegion, IrqChange};
-use rackbus_pci::{Endpoint, Function};
+use rackbus_pci::{Endpoint, Function, Work};
 use rackbus_qos::TenantId;
 use rackbus_spec::accel::{
     COMPLETION_SIZE, Completion, DESCRIPTOR_SIZE, Descriptor, Operation, OperationStatus,
@@ -363,6 +363,37 @@ fn completions_interrupt_whoever_does_not_poll() {
         tenant.one(polls);
         assert_eq!(rung(&events), expected, "polls: {polls}");
     }
+}
+
+/// A driver in user space that ends without a word: its kernel turns bus mastering off, and no more.
+#[test]
+fn a_function_that_may_not_master_the_bus_any_more_asks_for_no_memory() {
+    let pool = EnginePool::new(PoolOptions::default());
+    let mut tenant = Tenant::new(&pool, 1);
+    tenant.remake(u32::MAX);
+    tenant.one(true);
+    let command = |tenant: &mut Tenant, command: Command| {
+        tenant.endpoint.write(FunctionRegion::Config, 4, &command.bits().to_le_bytes()).unwrap();
+    };
+    let refused = |tenant: &Tenant| tenant.endpoint.dma().refusals().get().0;
+    let before = refused(&tenant);
+    command(&mut tenant, Command::MEMORY_SPACE);
+    for _ in 0..3 {
+        let now = tenant.endpoint.clock();
+        assert_eq!(tenant.endpoint.poll(now), Work::Asleep(None), "it goes on looking");
+        assert!(tenant.endpoint.park(), "it does not sleep");
+    }
+    assert_eq!(refused(&tenant), before, "refused accesses that nobody asked for");
+    // What was stored in the page meanwhile is found there, and by that alone.
+    let copy: Descriptor = tenant.memory.whole().read_obj(0).unwrap();
+    tenant.memory.whole().write_obj(tenant.sent as usize * DESCRIPTOR_SIZE, &copy);
+    tenant.sent += 1;
+    let at = SHADOW as usize + shadow::DOORBELL;
+    tenant.memory.whole().store_u32(at, tenant.sent, Ordering::Release);
+    tenant.poll();
+    assert_eq!(refused(&tenant), before, "refused accesses that nobody asked for");
+    command(&mut tenant, Command::MEMORY_SPACE | Command::BUS_MASTER);
+    assert_eq!(tenant.wait().status, 1);
 }
 
 /// Patterns for which each byte of noise makes a state of the automaton that was not there before.
