@@ -178,11 +178,12 @@ typedef int (*rackbus_accel_each)(void *argument, uint64_t offset, const void *o
 
 /*
  * Does the operations of a request (its segments are not used) on what a drive has, which is the one behind a vfio-user
- * socket, or at a PCI address of this machine ("02:00.0", in a guest, bound as the accelerator is): length bytes from offset on, in messages of so many bytes (whole blocks, at most the info's largest; 0: 1 MiB, or half of it
- * where more may come out than goes in). The drive reads into memory that the accelerator takes it from; the program only
- * tells both, and takes results, in the order of the drive. AES-CTR counts on from message to message, as if all were
- * one; it is the first operation then. AES-GCM needs a nonce for each message: with it, length is one message at most. It
- * takes the memory for data, and nothing is under way in queue 0, whose depth is 6 at least. It ends with
+ * socket, or at a PCI address of this machine ("02:00.0", in a guest, bound as the accelerator is): length bytes from
+ * offset on, in messages of so many bytes (whole blocks, at most the info's largest; 0: 1 MiB, or half of it where more
+ * may come out than goes in). The drive reads into memory that the accelerator takes it from; the program only tells
+ * both, and takes results, in the order of the drive. AES-CTR counts on from message to message, as if all were one; it
+ * is the first operation then. AES-GCM needs a nonce for each message: with it, length is one message at most. It takes
+ * the memory for data, and nothing is under way in queue 0, whose depth is 6 at least. It ends with
  * RACKBUS_ACCEL_ENDED when each did not return 0.
  */
 int rackbus_accel_run_drive(rackbus_accel *accel, const rackbus_accel_request *request, const char *drive,
