@@ -10,6 +10,7 @@
 mod bells;
 mod copying;
 mod cycle;
+mod flushes;
 mod hearing;
 mod landings;
 mod pair;
@@ -22,7 +23,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rackbus_segment::Handle;
 use rackbus_segment::coherence::ConnectionSide;
@@ -34,6 +35,7 @@ pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
 pub use copying::{BegunCopy, CopyPart};
 use copying::{CopyProgress, QueuedCopy};
+pub use flushes::{flush_all, flush_each};
 use landings::Landings;
 pub use pair::CommonMemory;
 pub use passing::FlushTargets;
@@ -471,66 +473,10 @@ impl Far {
         state.ends.values().any(|end| matches!(end, End::Memory(pair) if pair.is_of(object)))
     }
 
-    /// Waits until what was triggered by a connection, or stored to memory, is there; false when it is not in time,
-    /// or the connection has ended.
-    pub fn flush_connection(&self, connection: Handle) -> bool {
-        let end = self.lock().ends.get(&(FarConversation::ToOwner, connection)).cloned();
-        match end {
-            Some(End::Sender(sender)) => sender.flush(PATIENCE),
-            Some(End::Memory(_)) => self.flush() && self.has_connection(connection),
-            Some(End::Receiver(_)) | None => false,
-        }
-    }
-
     /// Whether this is a connection to something there.
     pub fn has_connection(&self, connection: Handle) -> bool {
         self.lock().ends.contains_key(&(FarConversation::ToOwner, connection))
     }
-
-    /// Waits until what was stored here before has taken effect there, and where it was told on from there; whether it
-    /// has in time.
-    pub fn flush(&self) -> bool {
-        self.has_flushed_within(self.begin_flush(), PATIENCE)
-    }
-
-    /// Waits for at most `limit` until a flush has taken effect, also where it is told on; whether it has.
-    pub fn has_flushed_within(&self, flush: u64, limit: Duration) -> bool {
-        self.has_flushed(flush, Instant::now() + limit, FlushLedger::is_done)
-    }
-
-    /// Asks for a flush; its number.
-    pub fn begin_flush(&self) -> u64 {
-        let mut state = self.lock();
-        let flush = state.flushes.want();
-        state.now = true;
-        self.kick.notify_all();
-        flush
-    }
-
-    /// Waits for a flush until it is as far as `is_so` says; whether it is in time.
-    fn has_flushed(&self, flush: u64, until: Instant, is_so: FlushStage) -> bool {
-        let waiting = |it: &mut FarState| !is_so(&it.flushes, flush) && !it.ways.is_empty();
-        let limit = until.saturating_duration_since(Instant::now());
-        let waited = self.flushed.wait_timeout_while(self.lock(), limit, waiting);
-        is_so(&waited.unwrap_or_else(PoisonError::into_inner).0.flushes, flush)
-    }
-}
-
-/// How far a flush of this number is to be.
-type FlushStage = fn(&FlushLedger, u64) -> bool;
-
-/// Flushes at all of them at once, within the time that one has: several that stand still would take longer together
-/// than a process waits for its node.
-pub fn flush_each(fars: &[Arc<Far>], is_so: FlushStage) -> Vec<bool> {
-    let flushes: Vec<u64> = fars.iter().map(|far| far.begin_flush()).collect();
-    let until = Instant::now() + PATIENCE;
-    let each = fars.iter().zip(flushes);
-    each.map(|(far, flush)| far.has_flushed(flush, until, is_so)).collect()
-}
-
-/// As [`Far::flush`], at all of them at once.
-pub fn flush_all(fars: &[Arc<Far>]) -> bool {
-    flush_each(fars, FlushLedger::is_done).into_iter().all(|done| done)
 }
 
 fn end_one(end: End) {
