@@ -130,6 +130,10 @@ impl SessionCopies {
                 }
             }
         }
+        // Of one that nobody ended, nothing is kept but that it failed: without its flush, another one is made.
+        let begun = &self.begun;
+        let is_begun = |of: Handle| begun.iter().any(|it| it.connection() == of);
+        self.ongoing.retain(|of, copy| copy.has_failed || ends == Some(*of) || is_begun(*of));
     }
 }
 

@@ -195,8 +195,9 @@ impl LandedCopy {
         self.place
     }
 
-    /// They have taken effect: the slot is another one's.
-    pub fn note_effect(&self) {
+    /// Nobody reads them there any more, as they have taken effect or were never said to have landed: the slot is another
+    /// one's.
+    pub fn free_slot(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             self.lane.slots().give_back(self.place);
         }

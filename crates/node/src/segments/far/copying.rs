@@ -20,6 +20,10 @@ use super::cycle::of_links;
 use super::pair::collect_copies;
 use super::{CommonMemory, ConnectionKey, Far, FarConversation, FarState};
 
+/// Parts that are made without a look at all memory in between, at least: behind these, one is due as soon as looks take a
+/// tenth of the time again.
+const MOST_CONTINUED: usize = 16;
+
 /// A copy as a process asks for it, or a part of one: its bytes are apart.
 #[derive(Debug, Clone, Copy)]
 pub struct CopyPart {
@@ -51,6 +55,14 @@ impl QueuedCopy {
             part.copy_from(&self.bytes);
         }
         (offset, self.bytes)
+    }
+
+    /// Whether it stays in the queue. Where it does not, it is told to nobody, and its slot is free.
+    fn stays_if(&self, stays: bool) -> bool {
+        if !stays {
+            self.landed.iter().for_each(|landed| landed.free_slot());
+        }
+        stays
     }
 
     /// The pages that it overwrites as a whole: of these, nothing else need be told.
@@ -94,14 +106,25 @@ pub(super) fn note_effects(batches: &[(ConnectionKey, Batch)], landed: &LandedPl
             && batch.copied().is_some()
             && !memory.is_waiting()
         {
-            landed.note_effect();
+            landed.free_slot();
         }
     }
 }
 
-/// The numbers of copies.
-pub(super) fn numbers(copies: &CopiesByPlace) -> Vec<u64> {
-    copies.values().map(|copy| copy.number).collect()
+/// Copies that were taken to be made: their numbers, and the memory that each is to.
+pub(super) type TakenCopies = Vec<(u64, Arc<CommonMemory>)>;
+
+pub(super) fn taken_of(
+    links: &[(ConnectionKey, Arc<CommonMemory>)],
+    copies: &CopiesByPlace,
+) -> TakenCopies {
+    copies.iter().map(|(at, copy)| (copy.number, links[*at].1.clone())).collect()
+}
+
+/// Which of those that were taken have taken effect, when their batches are waited for no more. Waits for who reads or stores
+/// to the memory.
+pub(super) fn outcomes(taken: &TakenCopies) -> Vec<(u64, bool)> {
+    taken.iter().map(|(number, memory)| (*number, !memory.is_waiting())).collect()
 }
 
 /// A part of a copy that was asked for. Where it is dropped before it was made, it is not made.
@@ -138,7 +161,7 @@ impl Drop for BegunCopy {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             let mut state = self.far.lock();
-            state.copies.retain(|copy| copy.number != number);
+            state.copies.retain(|copy| copy.stays_if(copy.number != number));
             state.copying.remove(&number);
         }
     }
@@ -205,6 +228,7 @@ impl Far {
         let mut state = self.lock();
         if !state.ends.contains_key(&copy.link) {
             // The connection has ended meanwhile, and nobody makes it.
+            landed.iter().for_each(|landed| landed.free_slot());
             return None;
         }
         self.count_copied(landed.is_some(), copy.bytes.len());
@@ -227,22 +251,23 @@ impl Far {
         let (links, ways, mut copies) = {
             let mut state = self.lock();
             if !state.can_continue_copies() {
-                state.has_continued = false;
+                state.continued = 0;
                 return false;
             }
-            state.has_continued = true;
             let mut links = state.told_memories();
             links.retain(|(link, _)| state.copies.iter().any(|copy| copy.link == *link));
             let copies = state.take_copies(&links);
+            state.continued += copies.len().max(1);
             (links, state.ways.clone(), copies)
         };
-        let taken = numbers(&copies);
+        let taken = taken_of(&links, &copies);
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let landed = landed_of(&links, &copies);
         let batches = of_links(&links, collect_copies(&pairs, &mut copies));
         self.send((&batches, &landed), &ways, effects);
         note_effects(&batches, &landed);
-        self.lock().copies_ended(&taken, copies);
+        let outcomes = outcomes(&taken);
+        self.lock().copies_ended(&outcomes, copies);
         self.flushed.notify_all();
         !batches.is_empty()
     }
@@ -251,9 +276,14 @@ impl Far {
 impl FarState {
     /// Whether all copies that are waited for go on with others, and no look at all memory is due in between.
     pub(super) fn can_continue_copies(&self) -> bool {
-        let is_look_due = self.flushes.has_waiting() || !self.closing.is_empty();
-        let is_next_look = self.has_continued && is_look_due;
+        let is_waited_for = self.flushes.has_waiting() || !self.closing.is_empty();
+        let is_next_look = self.continued > 0 && (is_waited_for || self.is_look_overdue());
         !is_next_look && !self.copies.is_empty() && self.copies.iter().all(|copy| copy.part.follows)
+    }
+
+    /// Whether what is stored has been looked for by nobody for long, because of copies.
+    fn is_look_overdue(&self) -> bool {
+        self.continued >= MOST_CONTINUED && self.look_due.is_none_or(|due| Instant::now() >= due)
     }
 
     /// Takes the next copy to each of these memories.
@@ -283,7 +313,7 @@ impl FarState {
     pub(super) fn forget_copies(&mut self) {
         let FarState { copies, copying, ends, .. } = self;
         copies.retain(|copy| {
-            let stays = ends.contains_key(&copy.link);
+            let stays = copy.stays_if(ends.contains_key(&copy.link));
             if !stays {
                 copying.remove(&copy.number);
             }
@@ -291,14 +321,17 @@ impl FarState {
         });
     }
 
-    /// Those with these numbers were taken, and have taken effect but for those that are `left`, which are put back. Those whose
-    /// connection has ended are made no more.
-    pub(super) fn copies_ended(&mut self, taken: &[u64], left: CopiesByPlace) {
+    /// Those with these numbers were taken, and each has taken effect or is lost, but for those that are `left`, which are put
+    /// back. Those whose connection has ended are made no more.
+    pub(super) fn copies_ended(&mut self, outcomes: &[(u64, bool)], left: CopiesByPlace) {
         let is_left = |number: &u64| left.values().any(|copy| copy.number == *number);
-        let ended: Vec<u64> = taken.iter().copied().filter(|number| !is_left(number)).collect();
-        for number in &ended {
-            if let Some(progress) = self.copying.get_mut(number) {
-                progress.has_taken_effect = true;
+        let ended: Vec<(u64, bool)> =
+            outcomes.iter().copied().filter(|(number, _)| !is_left(number)).collect();
+        for (number, has_taken_effect) in &ended {
+            match self.copying.get_mut(number).filter(|_| *has_taken_effect) {
+                Some(progress) => progress.has_taken_effect = true,
+                // Who waits for it finds that nobody answers for it.
+                None => drop(self.copying.remove(number)),
             }
         }
         left.into_values().for_each(|copy| self.copies.push_front(copy));

@@ -137,16 +137,20 @@ impl Far {
         };
         let pairs: Vec<Arc<CommonMemory>> = links.iter().map(|(_, pair)| pair.clone()).collect();
         let any = !links.is_empty() || waiting;
-        let (begun, taken) = (Instant::now(), copying::numbers(&copies));
+        let (begun, taken) = (Instant::now(), copying::taken_of(&links, &copies));
         let landed = copying::landed_of(&links, &copies);
         let (batches, all) = collect(&pairs, &mut copies);
         let (looked, batches) = (begun.elapsed(), of_links(&links, batches));
         let some = !batches.is_empty();
         self.send((&batches, &landed), &ways, effects);
         copying::note_effects(&batches, &landed);
+        let outcomes = copying::outcomes(&taken);
+        // What is lost with its conversation has not taken effect, also before the end of that is heard.
+        let is_lost = |(link, _): &(ConnectionKey, Batch)| self.is_waiting(link).unwrap_or(false);
+        let all = all && copies.is_empty() && !batches.iter().any(is_lost);
         let mut state = self.lock();
-        let all = all && copies.is_empty();
-        state.copies_ended(&taken, copies);
+        state.copies_ended(&outcomes, copies);
+        state.look_due = Some(Instant::now() + looked * SHARE);
         state.close(closing, all);
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });

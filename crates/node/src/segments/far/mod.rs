@@ -23,7 +23,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rackbus_segment::Handle;
 use rackbus_segment::coherence::ConnectionSide;
@@ -171,8 +171,10 @@ struct FarState {
     copies: VecDeque<QueuedCopy>,
     /// The number of the last one.
     last_copy: u64,
-    /// Whether copies were made since the last look at all memory.
-    has_continued: bool,
+    /// How many copies were made since the last look at all memory.
+    continued: usize,
+    /// From when on the next look takes no more than its share of the time.
+    look_due: Option<Instant>,
     /// How far those are that somebody waits for, by their numbers.
     copying: BTreeMap<u64, CopyProgress>,
     landings: Landings,

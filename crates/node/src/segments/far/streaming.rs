@@ -26,12 +26,7 @@ impl Far {
     /// Sends the parts that go on with copies to one memory, as long as there are such and nothing else is due, and waits until
     /// they have taken effect; whether there were any. Not to a peer that takes one at a time.
     pub(super) fn stream_copies(&self) -> bool {
-        let found = {
-            let mut state = self.lock();
-            let found = state.streamed();
-            state.has_continued |= found.is_some();
-            found
-        };
+        let found = self.lock().streamed();
         let Some((link, memory, to)) = found.filter(|(_, memory, _)| !memory.is_waiting()) else {
             return false;
         };
@@ -57,9 +52,9 @@ impl Far {
             };
             let is_there = self.wait_until(link.0, Some(&to), goes_on);
             if !is_there || !self.lock().has_end(link, &memory) {
-                // Nobody answers for what is under way, and who waits for it finds that the connection is over.
-                let numbers: Vec<u64> = sent.iter().map(|part| part.number).collect();
-                self.lock().copies_ended(&numbers, BTreeMap::new());
+                // Nobody answers for what is under way.
+                let lost: Vec<(u64, bool)> = sent.iter().map(|part| (part.number, false)).collect();
+                self.lock().copies_ended(&lost, BTreeMap::new());
                 self.flushed.notify_all();
                 return true;
             }
@@ -71,8 +66,8 @@ impl Far {
         while sent.front().is_some_and(|part| memory.has_applied(part.batch))
             && let Some(part) = sent.pop_front()
         {
-            part.landed.iter().for_each(|landed| landed.note_effect());
-            self.lock().copies_ended(&[part.number], BTreeMap::new());
+            part.landed.iter().for_each(|landed| landed.free_slot());
+            self.lock().copies_ended(&[(part.number, true)], BTreeMap::new());
             self.flushed.notify_all();
         }
     }
@@ -113,7 +108,9 @@ impl FarState {
     }
 
     fn next_streamed(&mut self, link: ConnectionKey) -> Option<QueuedCopy> {
-        if self.can_stream(link) { self.copies.pop_front() } else { None }
+        let next = if self.can_stream(link) { self.copies.pop_front() } else { None };
+        self.continued += usize::from(next.is_some());
+        next
     }
 
     /// Whether a connection still leads to this memory.

@@ -294,12 +294,63 @@ fn parts_that_are_under_way_are_not_waited_for_when_their_connection_is_over() {
     let until = Instant::now() + COMES;
     let flushes: Vec<_> = parts.into_iter().map(|part| part.wait(until)).collect();
     assert!(Instant::now() < until);
-    assert!(flushes[..5].iter().all(Option::is_some) && flushes[5..] == [None, None]);
+    assert!(flushes[0].is_some() && flushes[1..] == [None; 6]);
     assert_eq!(
         side.far.end_copy(REPLICA.1, flushes[0].unwrap(), until),
         Err(Refusal::NotResponding)
     );
     assert!(side.far.lock().copying.is_empty() && side.far.flush());
+}
+
+/// The end of its conversation is heard later: until then, the connection is there.
+#[test]
+fn what_a_node_does_not_answer_is_not_said_to_have_taken_effect() {
+    for answered in [0, 1] {
+        let mut side = Side::with_limit(COMES_NOT);
+        settled(&mut side);
+        let parts = begin_parts(&side, answered + 1);
+        (0..answered).for_each(|nth| {
+            next_part(&side, nth);
+            applied(&side, nth);
+        });
+        next_part(&side, answered);
+        let until = Instant::now() + COMES;
+        let took: Vec<bool> = parts.into_iter().map(|part| part.wait(until).is_some()).collect();
+        let expected: Vec<bool> = (0..=answered).map(|nth| nth < answered).collect();
+        assert_eq!(took, expected);
+        assert!(side.owner.outbox.is_given_up());
+        let flush = side.far.begin_flush();
+        assert!(!side.far.has_flushed_within(flush, COMES_NOT));
+    }
+}
+
+/// No flush waits for them.
+#[test]
+fn stores_are_looked_for_while_a_long_copy_goes_on() {
+    let mut side = Side::new();
+    let (replica, _) = settled(&mut side);
+    let parts = begin_parts(&side, 20);
+    next_part(&side, 0);
+    applied(&side, 0);
+    next_part(&side, 1);
+    side.far.lock().look_due = None;
+    replica.region().unwrap().whole().part(4000, 1).unwrap().copy_from(&[9]);
+    applied(&side, 1);
+    (2..=16).for_each(|nth| {
+        next_part(&side, nth);
+        applied(&side, nth);
+    });
+    let looked = side.owner.next();
+    assert!(
+        matches!(&looked, CarriedMessage::Stores { batch: 18, last: false, runs, .. } if runs[..] == [(4000, 1)]),
+        "{looked:?}"
+    );
+    (17..20).for_each(|nth| {
+        next_part(&side, nth);
+        applied(&side, nth);
+    });
+    let until = Instant::now() + COMES;
+    assert!(parts.into_iter().all(|part| part.wait(until).is_some()));
 }
 
 #[test]

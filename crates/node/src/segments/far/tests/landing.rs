@@ -300,6 +300,24 @@ fn a_slot_whose_copy_was_not_answered_is_not_used_again() {
     assert!(lane.land(&[2; LENGTH]).is_none());
 }
 
+/// As when a process is killed that copies: others still copy by the lane.
+#[test]
+fn a_slot_of_a_part_that_nobody_waits_for_any_more_is_free() {
+    let connector = Connector::new();
+    let far = &connector.side.far;
+    let effects = far.effects.clone();
+    let none_looks = effects.write().unwrap();
+    let lane = far.lock().landings.lane().unwrap();
+    for _ in 0..=LANDING_SLOTS {
+        let part = CopyPart { offset: 7, follows: false };
+        drop(far.begin_copy(REPLICA.1, vec![1; LENGTH], part).unwrap());
+        let landed = lane.land(&[2; LENGTH]).expect("the lane is there");
+        landed.free_slot();
+    }
+    drop(none_looks);
+    assert!(!connector.closed.load(Ordering::Acquire));
+}
+
 #[test]
 fn a_slot_is_given_back_without_waiting_for_the_transfer_of_another_copy() {
     let (lane, does, closed) = lane_to(&landing_memory());
@@ -311,7 +329,7 @@ fn a_slot_is_given_back_without_waiting_for_the_transfer_of_another_copy() {
         std::thread::spawn(move || lane.land(&[2; LENGTH]).is_some())
     };
     wait_until_hung(&does);
-    first.note_effect();
+    first.free_slot();
     assert!(!closed.load(Ordering::Acquire), "it was waited for until it counted as lost");
     assert!(!second.join().unwrap());
     assert!(closed.load(Ordering::Acquire));
