@@ -3,13 +3,14 @@
 //! The bytes go through memory that the node has in common with this process, a part at a time: one is copied by the node
 //! while the next is put there.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rackbus_memory::copy::{CopyPiece, TransferParties};
 use rackbus_memory::{DmaSlice, Region, SharedMemory};
 use rackbus_segment::Handle;
-use rackbus_segment::message::{COPY_BUFFER, Reply, SessionRequest};
+use rackbus_segment::message::{COPY_BUFFER, Refusal, Reply, SessionRequest};
 
 use crate::segments::RemoteSegment;
 use crate::session::{AttachError, Session, lock};
@@ -33,6 +34,38 @@ struct CopyState {
     memory: Option<SharedMemory>,
     /// Where the copy goes on of which the node had a part last: the connection, and the first byte.
     next: Option<(Handle, u64)>,
+    /// Copies that others have a turn before, by their numbers: the connections. One of which a part may have been lost is not
+    /// among them, since the node says that once, to whoever copies to the connection next.
+    interrupted: BTreeMap<u64, Handle>,
+    /// The number of the last one.
+    last: u64,
+}
+
+impl CopyState {
+    /// Another copy has a turn, if one waits for it.
+    fn interrupt(&mut self, connection: Handle) -> u64 {
+        self.last += 1;
+        self.interrupted.insert(self.last, connection);
+        self.last
+    }
+
+    /// A copy goes on that was interrupted.
+    ///
+    /// # Errors
+    /// [`Refusal::NotResponding`] where one of its parts may have been lost.
+    fn resume(&mut self, interruption: u64) -> Result<(), AttachError> {
+        self.interrupted
+            .remove(&interruption)
+            .map(drop)
+            .ok_or_else(|| Refusal::NotResponding.into())
+    }
+
+    /// What the node said of a turn.
+    fn note(&mut self, connection: Handle, outcome: &Result<(), AttachError>) {
+        if matches!(outcome, Err(AttachError::Refused(Refusal::NotResponding))) {
+            self.interrupted.retain(|_, of| *of != connection);
+        }
+    }
 }
 
 /// Parts of a copy that are asked for in one turn.
@@ -47,7 +80,7 @@ struct CopyTurn {
 
 impl Session {
     /// Copies `length` bytes to `offset` of the memory that a connection to another machine leads to. Whether all are
-    /// there, and what was stored before: not when `stop` said so first.
+    /// there, and what was stored before: not when `stop` said so first. Also then, nothing of them is stored any more.
     ///
     /// # Errors
     /// [`AttachError::Refused`] when the other machine did not answer in time, or the connection has ended.
@@ -61,12 +94,17 @@ impl Session {
             // A fork has the locks as they were.
             return Err(AttachError::Forked);
         }
-        let mut from = 0;
+        let (mut from, mut length, mut is_stopped, mut interruption) = (0, length, false, None);
         while from < length {
             // For one turn: others copy in between.
             let mut state = lock(&self.copy_buffer().0);
+            interruption.take().map_or(Ok(()), |it| state.resume(it))?;
             if stop() {
-                return Ok(false);
+                if from == 0 {
+                    return Ok(false);
+                }
+                // With the last part, all have taken effect that are under way.
+                (is_stopped, length) = (true, length.min(from + PART));
             }
             if state.memory.is_none() {
                 state.memory = match self.call(&SessionRequest::CopyBuffer)? {
@@ -79,11 +117,14 @@ impl Session {
             let Some(buffer) = state.memory.as_ref() else { return Err(AttachError::Protocol) };
             let until = length.min(from + TURN * PART);
             let turn = CopyTurn { range: from..until, follows, length };
-            self.copy_turn((connection, offset), source, &turn, buffer)?;
+            let outcome = self.copy_turn((connection, offset), source, &turn, buffer);
+            state.note(connection, &outcome);
+            outcome?;
             state.next = Some((connection, offset + until as u64));
             from = until;
+            interruption = (from < length).then(|| state.interrupt(connection));
         }
-        Ok(true)
+        Ok(!is_stopped)
     }
 
     /// Copies a few parts, while nobody else asks the node for something over this session.
@@ -202,5 +243,30 @@ impl TransferParties for CarriedCopy {
             *lock(&self.failure) = Some(error);
             true
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_told_of_a_loss_that_the_node_said_to_another_one() {
+        let (here, other) = (Handle(1), Handle(2));
+        let lost = || Err(AttachError::from(Refusal::NotResponding));
+        let mut state = CopyState::default();
+        let interrupted = [here, other, here].map(|connection| state.interrupt(connection));
+        state.note(here, &Err(AttachError::from(Refusal::Illegal("outside".into()))));
+        assert!(state.resume(interrupted[0]).is_ok());
+        state.note(here, &lost());
+        assert!(state.resume(interrupted[1]).is_ok());
+        assert!(matches!(
+            state.resume(interrupted[2]),
+            Err(AttachError::Refused(Refusal::NotResponding))
+        ));
+        assert!(state.interrupted.is_empty());
+        // What begins later has lost nothing.
+        let later = state.interrupt(here);
+        assert!(state.resume(later).is_ok());
     }
 }

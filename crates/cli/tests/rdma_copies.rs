@@ -136,6 +136,24 @@ fn with_lane<T>(
     then(&remote, &there)
 }
 
+/// Nothing of it overwrites what the program stores afterwards.
+#[test]
+fn a_copy_that_is_stopped_ends_when_all_that_was_begun_of_it_is_there() {
+    if !is_here() {
+        return;
+    }
+    let rack = Machines::start(RACK);
+    let [alpha, beta] = ["alpha", "beta"].map(|host| rack.joined(host));
+    with_lane((&rack, &alpha, &beta), |remote, there| {
+        let (bytes, asked) = (pattern(5), Cell::new(0));
+        let source = |from: usize, to: DmaSlice<'_>| to.copy_from(&bytes[from..]);
+        let stop = || asked.replace(asked.get() + 1) > 0;
+        let carried = remote.carry(0, (&source, bytes.len()), &stop);
+        assert!(!carried.expect("it is on another machine").unwrap());
+        assert!(there() == bytes, "of the last turn, one part is made");
+    });
+}
+
 /// The owner's node stands still while a copy moves, for longer than the lane waits.
 #[test]
 fn a_copy_whose_lane_is_lost_while_it_moves_goes_over_the_link() {
