@@ -49,11 +49,11 @@ struct Window {
     place: Option<BarPlace>,
 }
 
-/// A mapped region, counted against what the process may have.
+/// A mapped region, counted against what the process may have; that of a function which had none is not.
 #[derive(Debug)]
 struct Mapped {
     region: Arc<Region>,
-    _slot: MappingSlot,
+    _slot: Option<MappingSlot>,
 }
 
 /// A mapping of a function, as its user made it.

@@ -45,7 +45,8 @@ fn functions_share_the_mappings_of_their_process_and_leave_it_enough() {
         match error {
             MapError::TooMany(most) => assert_eq!((mapped, most), (max_mappings(), mapped)),
             MapError::Exhausted(most) => {
-                assert_eq!(total, most);
+                // Each has one that no others can take.
+                assert_eq!(total, most + spaces.len());
                 break;
             }
             other => panic!("{other}"),
@@ -53,13 +54,16 @@ fn functions_share_the_mappings_of_their_process_and_leave_it_enough() {
         assert!(spaces.len() < 1000, "there is no limit for all");
     }
     assert!(spaces.len() > 4, "a few functions take everything");
-    assert!(total <= system / 2, "{total} of {system}");
+    assert!(total <= system / 2 + spaces.len(), "{total} of {system}");
     // The process continues: threads have stacks, and large allocations mappings of their own.
     let threads: Vec<_> = (0..100).map(|_| std::thread::spawn(|| vec![1_u8; 1 << 20])).collect();
     assert!(threads.into_iter().all(|thread| thread.join().unwrap().len() == 1 << 20));
-    // Nobody is let in, and then as many as another one has left.
+    // Nobody has more than one, and then as many as another one has left.
     let mut next = DmaSpace::new();
-    assert!(matches!(fill(&mut next, &memory), (0, MapError::Exhausted(_))));
+    for _ in 0..2 {
+        assert!(matches!(fill(&mut next, &memory), (1, MapError::Exhausted(_))));
+        assert_eq!(next.unmap_all(), 1);
+    }
     let (mut gone, freed) = spaces.swap_remove(0);
     assert_eq!(gone.unmap_all(), freed);
     assert_eq!(fill(&mut next, &memory).0, freed);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::MapError;
 
-/// Mappings that all functions of this process have.
+/// Mappings that all functions of this process have, beside the one that each may have in any case.
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// One of the mappings that the process may have.
@@ -47,7 +47,7 @@ impl Limits {
         *LIMITS.get_or_init(|| Limits::from(system_mappings()))
     }
 
-    /// Half of what the system allows is for functions, and of that an eighth for each.
+    /// Half of what the system allows is for functions, beside one for each of them, and of that an eighth for each.
     fn from(max_map_count: usize) -> Limits {
         let process = (max_map_count / 2).max(64);
         Limits { process, function: (process / 8).clamp(64, 65_535) }

@@ -95,7 +95,8 @@ impl DmaSpace {
         if self.revoker.is_revoked() {
             return Err(MapError::Revoked);
         }
-        let slot = MappingSlot::take()?;
+        // Each has one, whatever others have taken: where it reaches all of its user's memory by that, it can have it again.
+        let slot = if self.is_empty() { None } else { Some(MappingSlot::take()?) };
         let region = Arc::new(memory.map(length, access, place.is_some())?);
         Ok(PreparedMapping(Some(Mapped { region, _slot: slot })))
     }
