@@ -389,7 +389,7 @@ impl ControlledFunction {
             tracing::info!(device, on, left_out, "isolated for its borrower's VFIO");
         }
         self.resets.fetch_add(1, Ordering::Relaxed);
-        *locked(&self.isolated) = None;
+        // One that fails in between is isolated still, for a borrower whose VFIO has mapped memory: it is shown as revoked.
         self.device.isolate(on, mapped)?;
         let memory = || IsolatedMemory::new(self.window, self.device.most_mappings());
         *locked(&self.isolated) = on.then(memory);

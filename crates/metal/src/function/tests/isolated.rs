@@ -268,6 +268,21 @@ fn an_isolated_function_is_shown_as_revoked_after_it_was_stopped() {
 }
 
 #[test]
+fn one_that_cannot_be_given_the_window_again_is_shown_as_revoked_all_the_same() {
+    let mut asking = Asking::new();
+    locked(&asking.device).cuts = true;
+    assert_eq!(asking.ask(ISOLATE, 1), Some(0));
+    assert_eq!(asking.map(true, [0, 8, 2]), Some(0));
+    locked(&asking.device).fails = true;
+    assert_eq!(asking.ask(ISOLATE, 0), None);
+    assert!(asking.function.status().trouble.is_some());
+    asking.function.end();
+    let record = locked(&asking.device);
+    let shown = record.ended.unwrap().duration_since(record.stopped.unwrap());
+    assert!(shown >= SHOWN_REVOKED, "{shown:?}");
+}
+
+#[test]
 fn an_isolated_function_is_not_passed_on() {
     let mut asking = Asking::new();
     let limit = Duration::from_secs(60);
