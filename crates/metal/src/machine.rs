@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
-use rackbus_fabric::{FunctionInterrupt, Loan};
+use rackbus_fabric::{CountedBytes, FunctionInterrupt, Loan};
 use rackbus_memory::{Access, Event, Lending, MappedRegisters, MemoryHandle};
 use rackbus_spec::pcie::msix;
 use rackbus_spec::vfio_user::region;
@@ -40,6 +40,8 @@ pub(crate) struct PhysicalDevice {
     opened: Mutex<Option<OpenedDevice>>,
     /// The borrower's memory, by where the function finds it: what the IOMMU lets its DMA through to.
     memory: Mutex<BTreeMap<u64, MemoryLoan>>,
+    /// The window, while it is isolated: it is to have all of that again, whatever else its borrower lends meanwhile.
+    counted: Mutex<Option<CountedBytes>>,
     windows: BorrowerWindows,
     lending: Lending,
     /// Where the MSI-X table is, which is in a BAR.
@@ -95,6 +97,7 @@ impl PhysicalDevice {
             facts,
             opened: Mutex::new(Some(opened)),
             memory: Mutex::new(memory),
+            counted: Mutex::default(),
             windows,
             lending: lending.clone(),
             table,
@@ -135,6 +138,7 @@ impl PhysicalDevice {
             facts,
             opened: Mutex::new(Some(opened)),
             memory: Mutex::new(memory),
+            counted: Mutex::default(),
             windows,
             lending: lending.clone(),
             table,
@@ -312,6 +316,9 @@ impl WindowDevice for PhysicalDevice {
     }
 
     fn isolate(&self, on: bool, bars: &mut dyn LentBars) -> Result<(), MetalError> {
+        let Range { start, end } = self.windows.plan.memory;
+        let window = || self.lending.count(&self.windows.handle, end - start);
+        let counted = on.then(window).transpose()?;
         bars.end_bars()?;
         // Closed: the kernel stops and resets it.
         *locked(&self.opened) = None;
@@ -325,6 +332,7 @@ impl WindowDevice for PhysicalDevice {
         }
         bars.lend_bars(new_bars)?;
         *locked(&self.memory) = memory;
+        *locked(&self.counted) = counted;
         *locked(&self.opened) = Some(opened);
         Ok(())
     }

@@ -9,10 +9,10 @@
 //! the window else. It is reset in between; its registers stay where they are.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use rackbus_fabric::Loan;
+use rackbus_fabric::{CountedBytes, Loan};
 use rackbus_memory::space::max_mappings;
 use rackbus_memory::{Access, Event, Lending, MemoryHandle, Region, Revoker, SharedMemory};
 use rackbus_pci::endpoint::{FunctionRegion as DeviceRegion, IrqChange};
@@ -25,6 +25,7 @@ use crate::device::{
 use crate::error::MetalError;
 use crate::image::{self, Image, MsixTable};
 use crate::isolated::{IsolatedMapping, MOST_MAPPINGS, MappingRefusal};
+use crate::lender::locked;
 use crate::messages::ApicWindow;
 use crate::ntb::Ntb;
 use crate::plan::WindowPlan;
@@ -51,6 +52,8 @@ pub(crate) struct ModelledDevice {
     window: ModelWindow,
     lending: Lending,
     refusals: RefusedMappings,
+    /// The window, while it is isolated: it is to have all of that again, whatever else its borrower lends meanwhile.
+    counted: Mutex<Option<CountedBytes>>,
     /// Offset of the message control register of MSI-X.
     msix_control: u64,
     /// The BAR with the MSI-X table, which the borrower has as memory of the lender's. Its other BARs are lent by the
@@ -70,10 +73,14 @@ impl ModelWindow {
         Ok(ModelWindow { plan: ntb.plan().clone(), memory: ntb.memory()? })
     }
 
+    /// How many bytes it has.
+    fn length(&self) -> u64 {
+        self.plan.memory.end - self.plan.memory.start
+    }
+
     /// Has a model reach all of it.
     fn lend_whole(&self, device: &dyn ServedDevice) -> Result<(), RequestRefused> {
-        let (start, length) =
-            (self.plan.memory.start, self.plan.memory.end - self.plan.memory.start);
+        let (start, length) = (self.plan.memory.start, self.length());
         device.map(start, length, Access::READ | Access::WRITE, Some(self.memory.clone()))
     }
 }
@@ -158,6 +165,7 @@ impl ModelledDevice {
             window,
             lending,
             refusals: RefusedMappings::default(),
+            counted: Mutex::default(),
             msix_control: msix_control.into(),
             _table: table,
         })
@@ -203,6 +211,7 @@ impl WindowDevice for ModelledDevice {
     fn cut(&self) -> bool {
         self.vectors.cut();
         self.memory.revoke();
+        *locked(&self.counted) = None;
         true
     }
 
@@ -238,6 +247,9 @@ impl WindowDevice for ModelledDevice {
         let apics = if on { ApicWindow::isolated(plan) } else { Some(ApicWindow::whole(plan)) };
         let apics = apics
             .ok_or_else(|| not_lendable(&self.name, "the NTB's window 1 is smaller than 1 MiB"))?;
+        let window = &self.window;
+        let counted =
+            on.then(|| self.lending.count(&window.memory, window.length())).transpose()?;
         // It masters the bus no more then, and nothing is under way.
         self.device.reset().map_err(|cause| self.failed("its reset", cause))?;
         let ended = self.device.unmap_all();
@@ -246,6 +258,7 @@ impl WindowDevice for ModelledDevice {
             let lent = self.window.lend_whole(&*self.device);
             lent.map_err(|cause| self.failed(LENDING, cause))?;
         }
+        *locked(&self.counted) = counted;
         self.vectors.lead(apics);
         self.answer()
     }
