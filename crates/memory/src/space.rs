@@ -16,6 +16,7 @@ mod mapping;
 mod peers;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rackbus_fabric::{Access, BarPlace, Domain, Fault, FaultCause, Hit, Loan};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -49,11 +50,11 @@ struct Window {
     place: Option<BarPlace>,
 }
 
-/// A mapped region, counted against what the process may have; that of a function which had none is not.
+/// A mapped region, counted against what the process may have.
 #[derive(Debug)]
 struct Mapped {
     region: Arc<Region>,
-    _slot: Option<MappingSlot>,
+    _slot: MappingSlot,
 }
 
 /// A mapping of a function, as its user made it.
@@ -74,6 +75,7 @@ pub struct DmaMapping<'a> {
 pub struct DmaSpace {
     domain: Domain<Window>,
     peers: Peers,
+    mapped_bytes: Arc<AtomicU64>,
     master: bool,
     generation: u64,
     refusals: Refusals,

@@ -22,6 +22,11 @@ pub enum MapError {
     /// All functions of the process together have as many mappings as the system allows.
     #[error("the functions of this host have {0} mappings together, the most there may be")]
     Exhausted(usize),
+    /// The function's mappings, or those of all functions of the process together, take as many addresses as they may.
+    #[error(
+        "the mappings would take more than {0} bytes of the addresses of this host's process, the most there may be"
+    )]
+    TooManyBytes(u64),
     /// The user's memory was taken away; nothing of it comes back.
     #[error("the function's memory was taken away from it")]
     Revoked,

@@ -1,36 +1,77 @@
-//! How many mappings a function, and all functions of a process together, may have.
+//! How many mappings a function, and all functions of a process together, may have, and how much of the process' addresses.
+//!
+//! One page of memory may be mapped any number of times, so what a user lends bounds neither.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::MapError;
 
+/// Bytes of addresses that the mappings of a function may take: 8 TiB.
+const FUNCTION_BYTES: u64 = 1 << 43;
+/// The same of all functions together: a quarter of what Linux gives a process on x86-64.
+const PROCESS_BYTES: u64 = 1 << 45;
+
 /// Mappings that all functions of this process have, beside the one that each may have in any case.
-static MAPPED: AtomicUsize = AtomicUsize::new(0);
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+/// Bytes of those.
+static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// One of the mappings that the process may have.
 #[derive(Debug)]
-pub(super) struct MappingSlot;
+pub(super) struct MappingSlot {
+    length: u64,
+    /// Bytes of the function's mappings.
+    function: Arc<AtomicU64>,
+    /// It is counted with those of other functions.
+    is_shared: bool,
+}
 
 impl MappingSlot {
-    /// Takes a slot, if the process has not reached its limit.
+    /// Takes a slot for so many bytes, if neither the process nor the function, whose bytes are counted by `function`, has
+    /// reached its limit. Its `first` one is there whatever other functions have.
     ///
     /// # Errors
-    /// [`MapError::Exhausted`].
-    pub fn take() -> Result<MappingSlot, MapError> {
-        let most = Limits::get().process;
-        let free = |mapped| (mapped < most).then_some(mapped + 1);
-        match MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free) {
-            Ok(_) => Ok(MappingSlot),
-            Err(_) => Err(MapError::Exhausted(most)),
+    /// [`MapError::Exhausted`] and [`MapError::TooManyBytes`].
+    pub fn take(
+        length: u64,
+        function: &Arc<AtomicU64>,
+        first: bool,
+    ) -> Result<MappingSlot, MapError> {
+        if !add(function, length, FUNCTION_BYTES) {
+            return Err(MapError::TooManyBytes(FUNCTION_BYTES));
         }
+        let mut slot = MappingSlot { length, function: function.clone(), is_shared: false };
+        if first {
+            return Ok(slot);
+        }
+        let most = Limits::get().process;
+        if !add(&MAPPED, 1, most as u64) {
+            return Err(MapError::Exhausted(most));
+        }
+        if !add(&MAPPED_BYTES, length, PROCESS_BYTES) {
+            MAPPED.fetch_sub(1, Ordering::Relaxed);
+            return Err(MapError::TooManyBytes(PROCESS_BYTES));
+        }
+        slot.is_shared = true;
+        Ok(slot)
     }
 }
 
 impl Drop for MappingSlot {
     fn drop(&mut self) {
-        MAPPED.fetch_sub(1, Ordering::Relaxed);
+        self.function.fetch_sub(self.length, Ordering::Relaxed);
+        if self.is_shared {
+            MAPPED.fetch_sub(1, Ordering::Relaxed);
+            MAPPED_BYTES.fetch_sub(self.length, Ordering::Relaxed);
+        }
     }
+}
+
+/// Adds to a counter what does not take it beyond `most`; whether it did.
+fn add(counter: &AtomicU64, amount: u64, most: u64) -> bool {
+    let sum = |has: u64| has.checked_add(amount).filter(|sum| *sum <= most);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).is_ok()
 }
 
 /// How many mappings there may be. The system has a limit for each process

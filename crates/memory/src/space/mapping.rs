@@ -96,7 +96,7 @@ impl DmaSpace {
             return Err(MapError::Revoked);
         }
         // Each has one, whatever others have taken: where it reaches all of its user's memory by that, it can have it again.
-        let slot = if self.is_empty() { None } else { Some(MappingSlot::take()?) };
+        let slot = MappingSlot::take(length, &self.mapped_bytes, self.is_empty())?;
         let region = Arc::new(memory.map(length, access, place.is_some())?);
         Ok(PreparedMapping(Some(Mapped { region, _slot: slot })))
     }

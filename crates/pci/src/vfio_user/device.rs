@@ -84,6 +84,7 @@ impl From<MapError> for RequestRefused {
             MapError::Domain(rackbus_fabric::DomainMapError::Overlaps { .. }) => Errno::EXIST,
             MapError::TooMany(_)
             | MapError::Exhausted(_)
+            | MapError::TooManyBytes(_)
             | MapError::Lend(LoanError::TooMuch { .. }) => Errno::NOSPC,
             MapError::Revoked | MapError::Lend(LoanError::NoIommu { .. }) => Errno::ACCESS,
             MapError::Domain(_) | MapError::Region(_) | MapError::Lend(_) => Errno::INVAL,
