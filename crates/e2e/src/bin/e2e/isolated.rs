@@ -29,6 +29,13 @@ const BINDS: &str = r#"
         echo 1ff00:00:00.0 >/sys/bus/pci/drivers_probe
         [ $(basename $(readlink $device/driver)) = ${1:-nvme} ]
     }
+    other=/sys/bus/pci/devices/1ff01:00:00.0
+    busy() {
+        rm -f ended.$2
+        (mapped $1 until-told >told.$2 2>&1; echo $? >ended.$2) &
+        until_ok grep busy told.$2
+    }
+    was_told() { until_ok test -s ended.$1; cat told.$1; grep told told.$1; }
     healthy() { dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e blocked.for; }; }
     borrow() { until_ok rackbus borrow alpha/${1:-d0} --for beta --placement host; until_ok test -b /dev/nvme0n1; }
 "#;
@@ -134,11 +141,7 @@ fn modelled(hosts: &mut MetalHosts) -> Result<()> {
     told(lender, "m0", "0x1000000000")?;
     run(borrower, "mapped 1ff00:00:00.0 ended")?;
     told(lender, "m0", "0x400000000")?;
-    run(
-        borrower,
-        "(mapped 1ff00:00:00.0 until-told >told 2>&1; echo $? >ended) &
-        until_ok grep busy told",
-    )?;
+    run(borrower, &format!("{BINDS} busy 1ff00:00:00.0 m0"))?;
     run(
         lender,
         "refused rackbus restart alpha --program /mnt/files/bin/rackbus
@@ -153,8 +156,7 @@ fn modelled(hosts: &mut MetalHosts) -> Result<()> {
         &format!(
             "{BINDS}
             rackbus return alpha/m0
-            until_ok test -s ended
-            grep told told
+            was_told m0
             until_ok test ! -e $device
             borrow m0
             verify
@@ -202,8 +204,8 @@ fn computed(hosts: &mut MetalHosts) -> Result<()> {
     .map(drop)
 }
 
-/// The lender dies while a program has the drive: the program is told, and the drive is gone from the host when it ends. Nobody says
-/// that what the program had mapped is not reached any more, so the NTB is closed.
+/// The lender dies while programs have a drive of its machine and one that its node models: the programs are told, and the drives are
+/// gone from the host when they end. Nobody says that what they had mapped is not reached any more, so the NTB is closed.
 fn lost(hosts: &mut MetalHosts) -> Result<()> {
     let MetalHosts { lender, borrower, .. } = hosts;
     run(
@@ -211,28 +213,35 @@ fn lost(hosts: &mut MetalHosts) -> Result<()> {
         &format!(
             "{BINDS}
             bind vfio-pci
-            (mapped 1ff00:00:00.0 until-told >told 2>&1; echo $? >ended) &
-            until_ok grep busy told"
+            busy 1ff00:00:00.0 d0
+            until_ok rackbus borrow alpha/m0 --for beta --placement host
+            until_ok readlink $other/driver
+            echo vfio-pci >$other/driver_override
+            echo 1ff01:00:00.0 >$other/driver/unbind
+            echo 1ff01:00:00.0 >/sys/bus/pci/drivers_probe
+            busy 1ff01:00:00.0 m0"
         ),
     )?;
     run(
         lender,
         "refused rackbus restart alpha --program /mnt/files/bin/rackbus
         grep vfio-pci refused
-        rackbus reach alpha/d0 >reached
-        grep -c 'memory lent by beta' reached
-        grep 'memory lent by beta' reached | { ! grep -v KiB; }
+        for drive in d0 m0; do
+            rackbus reach alpha/$drive >reached
+            grep -c 'memory lent by beta' reached
+            grep 'memory lent by beta' reached | { ! grep -v KiB; }
+        done
         pkill -KILL -f 'files/rackbus node'",
     )?;
     run(
         borrower,
         &format!(
             "{BINDS}
-            until_ok test -s ended
-            cat told
-            grep told told
+            was_told d0
+            was_told m0
             until_ok gone
-            [ ! -e $device ]
+            [ ! -e $device ] && [ ! -e $other ]
+            healthy
             dmesg | grep 'closed, as a lender does not say'
             rackbus events | tail -n 4"
         ),
