@@ -8,15 +8,20 @@ use rustix::process::Pid;
 
 use crate::{CheckFailure, Result};
 
-/// Descriptors that a node may have more than when it was started: connections that are just ending.
+/// Descriptors other than sockets that a process may have more than when it was started: of what is just ending.
 const SPARE_DESCRIPTORS: usize = 8;
+/// Sockets that it may have more, for each process of the rack: who asks it keeps some connections for the next questions,
+/// and others are just ending.
+const SPARE_SOCKETS: usize = 4;
 
 /// What a process has open.
 #[derive(Debug)]
 pub struct Census {
     #[allow(dead_code, reason = "a failure shows it")]
     role: String,
+    /// Those that are no sockets.
     descriptors: usize,
+    sockets: usize,
     /// Mappings of memory files.
     memory: usize,
     /// Processes of the rack, the same for all roles: nodes, and what they and users have started.
@@ -31,10 +36,17 @@ impl Census {
     /// When the process has ended.
     pub fn of(role: &str, process: Pid, folder: &Path) -> Result<Census> {
         let own = format!("/proc/{}", process.as_raw_pid());
-        let descriptors = fs::read_dir(format!("{own}/fd"))?.count();
+        let is_socket = |entry: fs::DirEntry| {
+            let leads_to = fs::read_link(entry.path()).unwrap_or_default();
+            leads_to.to_string_lossy().starts_with("socket:")
+        };
+        let (sockets, others): (Vec<bool>, Vec<bool>) =
+            fs::read_dir(format!("{own}/fd"))?.flatten().map(is_socket).partition(|it| *it);
+        let (sockets, descriptors) = (sockets.len(), others.len());
         let maps = fs::read_to_string(format!("{own}/maps"))?;
         let memory = maps.lines().filter(|line| line.contains("memfd:")).count();
-        Ok(Census { role: role.to_owned(), descriptors, memory, processes: processes(folder)? })
+        let (role, processes) = (role.to_owned(), processes(folder)?);
+        Ok(Census { role, descriptors, sockets, memory, processes })
     }
 }
 
@@ -61,6 +73,7 @@ pub fn check_census(fresh: &[Census], now: impl Fn() -> Result<Vec<Census>>) -> 
         let now = now()?;
         let grown = fresh.iter().zip(&now).find(|(fresh, now)| {
             now.descriptors > fresh.descriptors + SPARE_DESCRIPTORS
+                || now.sockets > fresh.sockets + SPARE_SOCKETS * fresh.processes
                 || now.memory > fresh.memory
                 || now.processes > fresh.processes
         });
