@@ -202,8 +202,11 @@ impl Sqlite {
 }
 
 /// Has the file at `path` be its owner's alone, before anything is in it. SQLite gives the files that it makes beside it the same
-/// mode; those that an older version left there get it here.
+/// mode; those that an older version left there get it here. A database in memory, by SQLite's name for one, has no file.
 fn keep_private(path: &Path) -> Result<(), StoreError> {
+    if path == Path::new(":memory:") {
+        return Ok(());
+    }
     let private = |path: &Path| {
         let mode = std::fs::metadata(path)?.permissions().mode();
         match mode & 0o077 {
@@ -420,6 +423,12 @@ mod tests {
             let found = std::fs::metadata(beside(path, end)).unwrap();
             found.permissions().mode() & 0o777
         })
+    }
+
+    #[test]
+    fn a_database_in_memory_leaves_no_file() {
+        Sqlite::open(Path::new(":memory:"), "lab").unwrap();
+        assert!(!Path::new(":memory:").exists());
     }
 
     #[test]
