@@ -14,7 +14,7 @@ const PROCESS_BYTES: u64 = 1 << 45;
 
 /// Mappings that all functions of this process have, beside the one that each may have in any case.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
-/// Bytes of those.
+/// Bytes of addresses that the mappings counted in [`MAPPED`] take.
 static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// One of the mappings that the process may have.

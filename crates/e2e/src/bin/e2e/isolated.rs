@@ -8,6 +8,7 @@ use rackbus_e2e::Result;
 use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
 
 use crate::metal::{DRIVE, MetalHosts, begin, explained, join_with, run, start_with};
+use crate::testbed::COMPUTE;
 
 /// What the lender's node models.
 const MODELS: &str = r#"
@@ -183,14 +184,7 @@ fn computed(hosts: &mut MetalHosts) -> Result<()> {
             until_ok rackbus borrow alpha/a0.vf1 --for beta --placement host
             bind vfio-pci
             accel() {{ rackbus accel run \"$@\"; }}
-            head -c 32 /dev/urandom >key
-            for size in 0 1 1000000; do
-                head -c $size /dev/urandom >in
-                [ \"$(accel sha256 <in)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
-                accel zstd+aes256gcm --key key <in >sealed
-                accel aes256gcm-open+unzstd --key key <sealed >out
-                cmp in out
-            done
+            {COMPUTE}
             [ $(cat /proc/sys/vm/nr_hugepages) = 0 ]
             rackbus metal list
             set -- $(rackbus metal list | grep alpha/a0.vf1)

@@ -233,6 +233,17 @@ const RENT: &str = "set -e
     accel() { rackbus accel run \"$@\"; }
     ";
 
+/// Has `accel` work with a borrowed accelerator, and compares what comes of it.
+pub const COMPUTE: &str = "head -c 32 /dev/urandom >key
+    for size in 0 1 1000000; do
+        head -c $size /dev/urandom >in
+        [ \"$(accel sha256 <in)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
+        accel zstd+aes256gcm --key key <in >sealed
+        accel aes256gcm-open+unzstd --key key <sealed >out
+        cmp in out
+    done
+    ";
+
 /// An accelerator that the lender's node models does what a program of the borrower's asks, with a right result, time after
 /// time, and is away when it was returned.
 fn rented(testbed: &Testbed<'_>) -> Result<()> {
@@ -240,14 +251,7 @@ fn rented(testbed: &Testbed<'_>) -> Result<()> {
         "beta",
         &format!(
             "{RENT}
-            head -c 32 /dev/urandom >key
-            for size in 0 1 1000000; do
-                head -c $size /dev/urandom >in
-                [ \"$(accel sha256 <in)\" = \"$(sha256sum <in | cut -d' ' -f1)\" ]
-                accel zstd+aes256gcm --key key <in >sealed
-                accel aes256gcm-open+unzstd --key key <sealed >out
-                cmp in out
-            done
+            {COMPUTE}
             echo \"accelerator: right\""
         ),
     )?;
