@@ -3,6 +3,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use zeroize::Zeroize;
+
 /// Memory for an engine's input. It only grows.
 #[derive(Debug, Default)]
 pub struct EngineBuffer(Vec<u8>);
@@ -36,9 +38,7 @@ impl EngineBuffer {
 
     /// Zeroes all of it.
     pub fn wipe(&mut self) {
-        self.0.fill(0);
-        // Also where nobody reads it any more.
-        std::hint::black_box(&mut self.0);
+        self.0.as_mut_slice().zeroize();
     }
 }
 
