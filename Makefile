@@ -74,7 +74,7 @@ demo-metal: setup kernel
 test: test-cargo test-kernel test-loom test-e2e
 
 # A rack of machines that is upgraded one at a time from the version before, which is built into the cache.
-PREVIOUS ?= 0021ed7c91ee0a23253f5922833873ec0eda2550
+PREVIOUS ?= c3ecc5786a4b035d75e2e1ab09709a558731dcd3
 test-upgrade:
 	RACKBUS_PREVIOUS=$$(scripts/previous $(PREVIOUS)) $(CARGO) test -p rackbus-cli --test upgrade
 
