@@ -10,6 +10,9 @@ use rackbus_vm::metal::programs;
 use crate::rack::beside;
 use crate::{CheckFailure, RackProcesses, Result, ensure};
 
+/// What `peer` says where other bytes came than were sent, to a function or from one that is there.
+pub const OTHER_BYTES: &str = "other bytes came";
+
 /// What makes the programs of the disk in the drive's file `drive` ready in a guest: `/tmp/programs/run NAME`.
 #[must_use]
 pub fn unpack(drive: &str) -> String {

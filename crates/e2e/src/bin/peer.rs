@@ -12,9 +12,11 @@
 
 use std::fs::{File, read_to_string};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::process::ExitCode;
 
 use rackbus_driver::{Drive, DriveError, DriveOptions, MachineFunction};
+use rackbus_e2e::programs::OTHER_BYTES;
 use rackbus_e2e::{CheckFailure, Result, ensure};
 use rackbus_memory::MappedRegisters;
 use rackbus_spec::nvme::Status;
@@ -50,6 +52,8 @@ fn main() -> ExitCode {
 
 struct Peers {
     drive: Drive,
+    /// Configuration space of the function that has the BAR.
+    target: File,
     /// Where the guest has the BAR's second page, and the BAR's file.
     address: u64,
     bar: File,
@@ -66,7 +70,9 @@ fn open(drive: &str, target: &str, bar: &str) -> Result<Peers> {
     let bar = File::options().read(true).write(true).open(format!("{folder}/resource{bar}"))?;
     let device = Box::new(MachineFunction::open(drive)?);
     let options = DriveOptions { depth: 4, data: 64 << 10 };
-    Ok(Peers { drive: Drive::with_device(device, options)?, address: first + PAGE, bar })
+    let target = File::open(format!("{folder}/config"))?;
+    let drive = Drive::with_device(device, options)?;
+    Ok(Peers { drive, target, address: first + PAGE, bar })
 }
 
 /// What is at an offset of a persistent memory region.
@@ -88,7 +94,8 @@ impl Peers {
         self.drive.write(0, &sent, false)?;
         self.drive.read_to(0, LENGTH, self.address)?;
         let came: Vec<u8> = words().filter_map(there).flat_map(u32::to_le_bytes).collect();
-        ensure!(came == sent, "other bytes came into the BAR");
+        self.check_there()?;
+        ensure!(came == sent, "{OTHER_BYTES} into the BAR");
         let stored = |at: usize| (at as u32).wrapping_mul(2_654_435_761);
         for at in words() {
             memory.write(PAGE + at as u64, stored(at));
@@ -97,8 +104,18 @@ impl Peers {
         let mut back = vec![0; LENGTH];
         self.drive.read(0, &mut back)?;
         let expected: Vec<u8> = words().map(stored).flat_map(u32::to_le_bytes).collect();
-        ensure!(back == expected, "other bytes came from the BAR");
+        self.check_there()?;
+        ensure!(back == expected, "{OTHER_BYTES} from the BAR");
         Ok(format!("{LENGTH} bytes at {:#x} each way", self.address))
+    }
+
+    /// The function that has the BAR was there until now. One that was taken away answers all ones, and its memory holds
+    /// nothing any more.
+    fn check_there(&self) -> Result<()> {
+        let mut vendor = [0xff; 2];
+        let read = self.target.read_at(&mut vendor, 0);
+        ensure!(read.is_ok() && vendor != [0xff; 2], "the function with the BAR is gone");
+        Ok(())
     }
 
     /// One page by the program's own stores, the others by the drive.

@@ -1,18 +1,24 @@
 //! A virtual machine with two borrowed drives, of two hosts, which is killed, frozen, stopped and started anew, on any host, while
 //! everything else is disturbed as well. It starts with both, or has one plugged in and unplugged while it runs. What
-//! its guest was told is written is there for the guest of the next.
+//! its guest was told is written is there for the guest of the next. Some have a third drive and memory of another host
+//! besides, and move data from the one to the other by peer-to-peer (`peers`).
+
+mod peers;
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rackbus_driver::{Drive, DriveOptions};
 use rackbus_e2e::soak::{BLOCK, DriveModel};
-use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure};
+use rackbus_e2e::{CheckFailure, Guest, RackProcesses, Result, ensure, programs};
 use rackbus_seeds::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{HOSTS, MACHINE_DRIVES, Soak};
+
+pub use peers::{PEER_DRIVE, PEER_MEMORY};
 
 /// Blocks that guests use, each written by a command of its own.
 const BLOCKS: usize = 16;
@@ -21,8 +27,12 @@ const COMMAND: Duration = Duration::from_secs(20);
 /// Digits of a value in a block, one line of text.
 const DIGITS: usize = 15;
 
-/// Of each drive whether a machine has found that it fails.
-type FailedDrives = [bool; MACHINE_DRIVES.len()];
+/// What of its functions a machine has found to fail, or does not have.
+#[derive(Debug, Default)]
+struct Unusable {
+    drives: [bool; MACHINE_DRIVES.len()],
+    peers: bool,
+}
 
 /// What was done with virtual machines.
 #[derive(Debug, Default)]
@@ -34,15 +44,17 @@ pub struct MachineTally {
     unplugged: usize,
     written: usize,
     read: usize,
+    moved: usize,
 }
 
 impl MachineTally {
     /// A line for people that says what the machine did.
     pub fn describe(&self) -> String {
-        let MachineTally { started, killed, frozen, plugged, unplugged, written, read } = self;
+        let MachineTally { started, killed, frozen, plugged, unplugged, written, read, moved } =
+            self;
         format!(
             "{started} VMs, {killed} killed, {frozen} frozen, {plugged} drives plugged in while they ran and \
-             {unplugged} unplugged, {written} writes and {read} reads in them"
+             {unplugged} unplugged, {written} writes and {read} reads in them, {moved} times moved by peer-to-peer"
         )
     }
 }
@@ -57,12 +69,14 @@ pub struct Machines<'a> {
     life: u64,
     value: u64,
     done: MachineTally,
+    /// The disk with the program for peer-to-peer.
+    programs: PathBuf,
 }
 
 impl<'a> Machines<'a> {
-    pub fn new(soak: &'a Soak, random: Random) -> Machines<'a> {
+    pub fn new(soak: &'a Soak, random: Random, programs: PathBuf) -> Machines<'a> {
         let (models, done) = Default::default();
-        Machines { soak, random, models, life: 0, value: 0, done }
+        Machines { soak, random, models, life: 0, value: 0, done, programs }
     }
 
     /// Starts machines and ends them until it is told to stop, and then one that nobody disturbs, in which all is there.
@@ -75,18 +89,16 @@ impl<'a> Machines<'a> {
             let host = HOSTS[self.random.below(HOSTS.len())];
             let name = format!("soak{}", self.life);
             let later = self.random.chance(50);
-            let with = if later { &MACHINE_DRIVES[1..] } else { &MACHINE_DRIVES[..] };
-            let started = Guest::start(&self.soak.rack, &name, host, "trixie", with);
-            let Ok(mut guest) = started else {
+            let drives = if later { &MACHINE_DRIVES[1..] } else { &MACHINE_DRIVES[..] };
+            let peers = self.random.chance(50);
+            let Ok(mut guest) = self.start(&name, host, drives, peers) else {
                 // Its host or one of its drives is not available now.
                 std::thread::sleep(Duration::from_millis(200));
                 continue;
             };
             self.done.started += 1;
-            let mut failed = [false; MACHINE_DRIVES.len()];
             let lived = match guest.booted() {
-                Ok(()) if later => self.live_with_hot_add(&mut guest, host, &mut failed),
-                Ok(()) => self.live(&mut guest, &mut failed),
+                Ok(()) => self.live_with(&mut guest, host, later, peers),
                 Err(_) => Ok(()),
             };
             self.end(guest);
@@ -96,12 +108,38 @@ impl<'a> Machines<'a> {
         Ok(self.done)
     }
 
+    /// Starts a machine with these drives, and with the functions for peer-to-peer, if it is to have them.
+    fn start(&self, name: &str, host: &str, drives: &[&str], peers: bool) -> Result<Guest> {
+        let more = if peers { &[PEER_DRIVE, PEER_MEMORY][..] } else { &[] };
+        let disk = programs::qemu_arguments(&self.programs);
+        let disk: Vec<&str> = ["--"].into_iter().chain(disk.iter().map(String::as_str)).collect();
+        let functions = [drives, more].concat();
+        Guest::start_with(&self.soak.rack, name, host, "trixie", &functions, &disk)
+    }
+
+    /// Uses what a machine that has booted was started with.
+    fn live_with(&mut self, guest: &mut Guest, host: &str, later: bool, peers: bool) -> Result<()> {
+        let mut unusable = Unusable::default();
+        unusable.peers = !(peers && peers::prepare(guest) && self.move_both_ways(guest)?);
+        match later {
+            true => self.live_with_hot_add(guest, host, &mut unusable),
+            false => self.live(guest, &mut unusable),
+        }
+    }
+
+    /// Moves data by peer-to-peer; false when the guest, or a function, does not do it.
+    fn move_both_ways(&mut self, guest: &mut Guest) -> Result<bool> {
+        let moved = peers::move_both_ways(guest)?;
+        self.done.moved += usize::from(moved);
+        Ok(moved)
+    }
+
     /// Plugs the first drive in while the machine runs, uses it and unplugs it, a few times.
     fn live_with_hot_add(
         &mut self,
         guest: &mut Guest,
         host: &str,
-        failed: &mut FailedDrives,
+        unusable: &mut Unusable,
     ) -> Result<()> {
         for _ in 0..1 + self.random.below(3) {
             let name = guest.name().to_owned();
@@ -111,7 +149,7 @@ impl<'a> Machines<'a> {
             self.done.plugged += 1;
             let number = lease["lease"].as_u64().unwrap_or(0);
             // Nobody else returns it while the machine uses it; where that cannot, it is returned like all others.
-            let lived = self.live(guest, failed);
+            let lived = self.live(guest, unusable);
             let within = if self.random.chance(30) { "0s" } else { "2s" };
             match self.soak.rack.json(&["return", &number.to_string(), "--within", within]) {
                 Ok(_) => self.done.unplugged += 1,
@@ -128,17 +166,20 @@ impl<'a> Machines<'a> {
 
     /// Uses the drives that a machine has, until it is ended or has lost all of them. A drive that fails is not used
     /// again by that machine: what it was told last may take effect late.
-    fn live(&mut self, guest: &mut Guest, failed: &mut FailedDrives) -> Result<()> {
+    fn live(&mut self, guest: &mut Guest, unusable: &mut Unusable) -> Result<()> {
         let rounds = 1 + self.random.below(30);
         for _ in 0..rounds {
+            if !unusable.peers && self.random.chance(20) {
+                unusable.peers = !self.move_both_ways(guest)?;
+            }
             // One that was plugged in just now may come later than another.
             let mut drives = present(guest);
-            drives.retain(|drive| !failed[*drive]);
+            drives.retain(|drive| !unusable.drives[*drive]);
             if drives.is_empty() || self.soak.load.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let drive = drives[self.random.below(drives.len())];
-            failed[drive] = !self.operate(guest, drive)?;
+            unusable.drives[drive] = !self.operate(guest, drive)?;
         }
         Ok(())
     }
@@ -215,12 +256,13 @@ impl<'a> Machines<'a> {
     fn last(&mut self) -> Result<()> {
         self.life += 1;
         let rack = &self.soak.rack;
-        let start = |rack: &RackProcesses| {
-            Guest::start(rack, "last", "gamma", "trixie", &MACHINE_DRIVES).ok()
-        };
+        let start = |_: &RackProcesses| self.start("last", "gamma", &MACHINE_DRIVES, true).ok();
         let mut guest = rack.wait("a last VM starts", Duration::from_secs(60), start)?;
         self.done.started += 1;
         guest.booted()?;
+        guest.wait_drives(MACHINE_DRIVES.len() + 1)?;
+        ensure!(peers::prepare(&mut guest), "the last VM has nothing for peer-to-peer");
+        ensure!(self.move_both_ways(&mut guest)?, "the last VM's drive reaches no memory");
         guest.wait_drives(MACHINE_DRIVES.len())?;
         let mut written = [0; MACHINE_DRIVES.len()];
         for (drive, written) in written.iter_mut().enumerate() {

@@ -3,8 +3,8 @@
 //!
 //! Workers borrow drives for any host, write, read and flush them by a driver in user space, and return them. Others
 //! (`peers`) borrow several functions and have drives read into the memory of another, or borrow two whole or not at all
-//! (`compositions`), or take turns on a drive (`sharers`), and a virtual machine (`machine`) uses two drives of two hosts until it
-//! is killed or stopped, and the next begins. One of the drives is served by another program, which this one plays. All the while
+//! (`compositions`), or take turns on a drive (`sharers`), and a virtual machine (`machine`) uses two drives of two hosts, and a
+//! third one for peer-to-peer with memory, until it is killed or stopped, and the next begins. One of the drives is served by another program, which this one plays. All the while
 //! `disturb` does what happens to racks. What each block may hold is known ([`rackbus_e2e::soak`]): no wrong data, no acknowledged
 //! write lost, nothing of a lease that has ended, and no lease that is on its way for too long. At the end
 //! everything is available again, every lease that ended says why, no process has kept descriptors or memory, and none is
@@ -28,7 +28,7 @@ use rackbus_devices::nvme::{Nvme, NvmeConfig};
 use rackbus_e2e::soak::{
     Census, DriveLoad, LeasesUnderWay, check_census, check_reasons, is_settled, run_as_program,
 };
-use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure};
+use rackbus_e2e::{CheckFailure, RackProcesses, Result, ensure, programs};
 use rackbus_pci::engine::EngineOptions;
 use rackbus_pci::vfio_user::serve_function;
 use rackbus_seeds::Random;
@@ -36,7 +36,7 @@ use rackbus_seeds::Random;
 use disturb::RackDisturber;
 use machine::Machines;
 
-/// Four drives of two hosts, one that is shared and two for virtual machines, in files: what was acknowledged outlives a
+/// Four drives of two hosts, one that is shared and three for virtual machines, in files: what was acknowledged outlives a
 /// killed process. And memory of two hosts, for peer-to-peer.
 const RACK: &str = r#"
 name = "soak"
@@ -80,6 +80,11 @@ kind = "nvme"
 size = "4 MiB"
 backing = "file"
 
+[hosts.beta.devices.nvme7]
+kind = "nvme"
+size = "4 MiB"
+backing = "file"
+
 [hosts.alpha.devices.ram0]
 kind = "memory"
 size = "1 MiB"
@@ -87,6 +92,10 @@ size = "1 MiB"
 [hosts.gamma.devices.ram1]
 kind = "memory"
 size = "1 MiB"
+
+[hosts.gamma.devices.ram2]
+kind = "memory"
+size = "2 MiB"
 
 [[composition]]
 name = "pair"
@@ -109,7 +118,7 @@ const MACHINE_DRIVES: [&str; 2] = ["beta/nvme4", "alpha/nvme6"];
 /// Memory that drives read into.
 const MEMORY: [&str; 2] = ["alpha/ram0", "gamma/ram1"];
 /// Everything that the rack lends.
-const DEVICES: [&str; 10] = [
+const DEVICES: [&str; 12] = [
     FUNCTIONS[0],
     FUNCTIONS[1],
     FUNCTIONS[2],
@@ -120,6 +129,8 @@ const DEVICES: [&str; 10] = [
     MACHINE_DRIVES[1],
     MEMORY[0],
     MEMORY[1],
+    machine::PEER_DRIVE,
+    machine::PEER_MEMORY,
 ];
 /// More than there are drives: they wait for each other.
 const WORKERS: usize = 6;
@@ -212,6 +223,7 @@ impl Soak {
     /// Everybody works while the rack is disturbed; what was done to it, and in virtual machines.
     fn run(&self, length: Duration, mut random: Random) -> Result<(String, machine::MachineTally)> {
         let soak = self;
+        let programs = programs::disk(&self.rack, &["peer"])?;
         std::thread::scope(|scope| {
             let mut workers: Vec<_> = (0..WORKERS)
                 .map(|number| {
@@ -229,7 +241,7 @@ impl Soak {
             }));
             let whole = random.fork();
             workers.push(scope.spawn(move || compositions::work(soak, WORKERS + SHARERS, whole)));
-            let machines = Machines::new(soak, random.fork());
+            let machines = Machines::new(soak, random.fork(), programs);
             let machines = scope.spawn(move || machines.run());
             let mut disturber = RackDisturber::new(&soak.rack, random.fork());
             let begun = Instant::now();
