@@ -118,13 +118,14 @@ impl Batch {
         self.copied.iter().next()
     }
 
-    /// What was copied, cut into parts in order, each of 1 to `most` bytes; they are sent behind the
-    /// [others](Batch::parts).
+    /// What was copied, cut into parts in order, each of 1 to `most` bytes and no fewer than they need be, about as long as each
+    /// other: while one is decrypted, the next is sent. They come behind the [others](Batch::parts).
     pub fn copied_parts(&self, most: usize) -> impl Iterator<Item = CopiedPart<'_>> {
         let (offset, _) = self.copied.places.first().copied().unwrap_or_default();
-        let (most, all) = (most.max(1), self.copied.data.len());
-        self.copied.data.chunks(most).enumerate().map(move |(nth, data)| {
-            let at = nth * most;
+        let all = self.copied.data.len();
+        let length = all.div_ceil(all.div_ceil(most.max(1)).max(1)).max(1);
+        self.copied.data.chunks(length).enumerate().map(move |(nth, data)| {
+            let at = nth * length;
             let (last, offset) = (at + data.len() == all, offset + at as u64);
             CopiedPart { batch: self.number, last, offset, data }
         })

@@ -193,3 +193,26 @@ fn malformed_messages_are_refused() {
         "it only loads"
     );
 }
+
+#[test]
+fn what_was_copied_is_cut_into_as_few_parts_as_fit_of_about_the_same_length() {
+    let (size, most) = (64 << 10, (32 << 10) - 64);
+    for (length, expected) in
+        [(size, vec![21_846, 21_846, 21_844]), (most, vec![most]), (most + 1, vec![16_353, 16_352])]
+    {
+        let mut window = ConnectionWindow::new(ConnectionSide::Replica, size as u64, true);
+        let batch = window.collect_with([], (0, vec![1; length])).unwrap();
+        let parts: Vec<_> = batch.copied_parts(most).collect();
+        let lengths: Vec<usize> = parts.iter().map(|part| part.data.len()).collect();
+        assert_eq!(lengths, expected);
+        let ends = parts.iter().map(|part| part.offset as usize + part.data.len());
+        assert!(ends.eq(parts.iter().skip(1).map(|part| part.offset as usize).chain([length])));
+        assert!(
+            parts
+                .iter()
+                .rev()
+                .map(|part| part.last)
+                .eq([true, false, false].into_iter().take(parts.len()))
+        );
+    }
+}
