@@ -14,7 +14,7 @@ mod session;
 use std::borrow::Cow;
 
 use rackbus_fabric::rack::ShareAccess;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 pub use carried::{CarriedMessage, StandIn};
 pub use devices::{BorrowedEntry, DeviceEntry, MOST_BORROWED, fabric_device_id};
@@ -240,8 +240,8 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
-/// A message from bytes; `None` when they are none, or have a tail.
-pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+/// A message from bytes, which it may borrow from; `None` when they are none, or have a tail.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Some(message),
         _ => None,

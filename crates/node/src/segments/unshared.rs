@@ -131,7 +131,7 @@ impl Segments {
     fn listen_far(
         &self,
         outbox: &Arc<LetterQueue>,
-        mut hear: impl FnMut(CarriedMessage<'static>) -> Result<(), String>,
+        mut hear: impl FnMut(CarriedMessage<'_>) -> Result<(), String>,
     ) -> rackbus_memory::StreamError {
         let (mut buffer, mut spin) = (vec![0; MAX_PACKET], AdaptiveSpin::new(0, 50_000));
         run_promptly();
@@ -141,7 +141,7 @@ impl Segments {
                 Ok(packet) => packet,
                 Err(error) => return error,
             };
-            let carried = buffer.get(..packet.length).and_then(decode::<CarriedMessage<'static>>);
+            let carried = buffer.get(..packet.length).and_then(decode::<CarriedMessage<'_>>);
             let heard = carried.ok_or_else(|| "no message of this protocol".to_owned());
             if let Err(what) = heard.and_then(&mut hear) {
                 tracing::warn!(what, "a node sent a malformed message and is disconnected");

@@ -13,7 +13,7 @@ pub enum CarriedMessage<'a> {
     /// An [`ConnectorMessage`](super::ConnectorMessage) or a [`OwnerMessage`](super::OwnerMessage), encoded.
     Said {
         /// The encoded message that is carried.
-        #[serde(with = "bytes")]
+        #[serde(borrow, with = "bytes")]
         message: Cow<'a, [u8]>,
         /// For what would be beside it: the connection that it belongs to, and what each piece is.
         given: Option<(Handle, Vec<StandIn>)>,
@@ -31,7 +31,7 @@ pub enum CarriedMessage<'a> {
         /// Where they are: each the offset of its first byte, and how many bytes follow it.
         runs: Vec<(u64, u32)>,
         /// All their bytes, one run after the other.
-        #[serde(with = "bytes")]
+        #[serde(borrow, with = "bytes")]
         data: Cow<'a, [u8]>,
     },
     /// A batch that is held is there, all of it.
@@ -60,7 +60,7 @@ pub enum CarriedMessage<'a> {
         /// The connection by which the message was sent.
         connection: Handle,
         /// The bytes that the sender gave, at most [`MAX_DATA`](super::MAX_DATA).
-        #[serde(with = "bytes")]
+        #[serde(borrow, with = "bytes")]
         data: Cow<'a, [u8]>,
     },
     /// A [`Rung`](CarriedMessage::Rung) or a [`Message`](CarriedMessage::Message) is there, and comes before what follows it.
@@ -108,7 +108,7 @@ pub enum CarriedMessage<'a> {
         /// Where it is: behind the part before it.
         offset: u64,
         /// The bytes from there on, at least one.
-        #[serde(with = "bytes")]
+        #[serde(borrow, with = "bytes")]
         data: Cow<'a, [u8]>,
     },
     /// A connector's host asks for memory in which copies may [land](crate::landing), once in a conversation.
@@ -171,20 +171,20 @@ mod bytes {
     struct Bytes;
 
     impl<'de> Visitor<'de> for Bytes {
-        type Value = Cow<'static, [u8]>;
+        type Value = Cow<'de, [u8]>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("bytes")
         }
 
-        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
-            Ok(Cow::Owned(bytes.to_vec()))
+        fn visit_borrowed_bytes<E: Error>(self, bytes: &'de [u8]) -> Result<Self::Value, E> {
+            Ok(Cow::Borrowed(bytes))
         }
     }
 
-    pub fn deserialize<'de, 'a, D: Deserializer<'de>>(
+    pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<Cow<'a, [u8]>, D::Error> {
+    ) -> Result<Cow<'de, [u8]>, D::Error> {
         deserializer.deserialize_bytes(Bytes)
     }
 }
@@ -231,7 +231,8 @@ mod tests {
                 length: 9,
             },
         ] {
-            assert_eq!(decode::<CarriedMessage<'static>>(&encode(&carried)), Some(carried));
+            let bytes = encode(&carried);
+            assert_eq!(decode::<CarriedMessage<'_>>(&bytes), Some(carried));
         }
     }
 }

@@ -42,7 +42,9 @@ impl Peer {
             &mut spin,
             Some(Instant::now() + limit),
         );
-        Some(decode(&buffer[..packet.ok()?.length]).expect("a message of this protocol"))
+        // A message borrows its bytes, and tests keep it.
+        let bytes: &'static [u8] = Box::leak(buffer[..packet.ok()?.length].into());
+        Some(decode(bytes).expect("a message of this protocol"))
     }
 
     fn next(&self) -> CarriedMessage<'static> {
