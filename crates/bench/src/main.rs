@@ -4,6 +4,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rackbus_bench::{BenchCommand, run};
+use rackbus_memory::wiping::WipingAllocator;
+
+/// What is measured has the allocator that `rackbus` has.
+#[global_allocator]
+static ALLOCATOR: WipingAllocator = WipingAllocator;
 
 #[derive(Parser)]
 #[command(about = "Measures rackbus against the machine's limits and other systems")]

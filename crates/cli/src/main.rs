@@ -18,6 +18,11 @@ mod size;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::*;
 use output::{Failure, Output};
+use rackbus_memory::wiping::WipingAllocator;
+
+/// Text that engines of an accelerator free is wiped.
+#[global_allocator]
+static ALLOCATOR: WipingAllocator = WipingAllocator;
 
 /// One PCIe bus for the whole rack: any host uses any PCIe device of the rack as if it were local.
 #[derive(Debug, Parser)]
@@ -201,5 +206,13 @@ async fn run(cli: &Cli, output: &Output) -> Result<(), Failure> {
         Command::Metal(args) => args.run(output).await,
         Command::Node(args) => args.run(common).await,
         Command::Control(args) => args.run(common, output).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_engines_free_in_this_program_is_wiped() {
+        assert!(rackbus_memory::wiping::is_installed());
     }
 }

@@ -27,6 +27,7 @@
 //! * [`descriptors`]: room for the descriptors that handles are.
 //! * [`vectored`]: system calls that move shared memory.
 //! * [`window`]: memory of the host's that a process in a virtual machine has through its file system.
+//! * [`wiping`]: memory that is zeroed before it is freed.
 
 pub mod copy;
 pub mod descriptors;
@@ -60,6 +61,7 @@ pub mod threads;
 pub mod ticks;
 pub mod vectored;
 pub mod window;
+pub mod wiping;
 
 pub use doorbell::{DOORBELL_BYTES, Doorbell, WaitError};
 pub use event::Event;

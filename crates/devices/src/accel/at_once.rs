@@ -2,6 +2,7 @@
 //! takes longer than to do it. So nothing of them is kept anywhere, and the shaper is asked once for many.
 
 use rackbus_memory::ticks;
+use rackbus_memory::wiping::WipeFreed;
 use rackbus_qos::{TenantId, TurnResult};
 use rackbus_spec::accel::OperationStatus;
 
@@ -59,6 +60,7 @@ impl OwnEngine {
         }
         let Some(held) = &mut self.held else { return Attempt::Refused };
         let ShortOperation { number, profile_ns, .. } = short;
+        let _wiping = WipeFreed::begin();
         let Scratch { out, spare, .. } = &mut self.scratch;
         let (since, budget) = (held.begun, held.budget_ticks);
         let mut goes_on = || ticks::now().wrapping_sub(since) < budget;

@@ -21,8 +21,6 @@ pub const LARGEST_CONTEXT: u32 = 16 << 10;
 #[derive(Debug, Default)]
 pub struct Contexts {
     kept: BTreeMap<u16, KeptContext>,
-    /// There was a key among them since they were last cleared.
-    had_key: bool,
 }
 
 /// A context, and what it is made of again in another process.
@@ -79,7 +77,6 @@ impl Contexts {
             return Err(OperationStatus::NoRoom);
         }
         let context = Arc::new(Context::new(of, &made_of)?);
-        self.had_key |= matches!(*context, Context::Key(_));
         self.kept.insert(handle, KeptContext { context, of, made_of });
         Ok(())
     }
@@ -89,12 +86,10 @@ impl Contexts {
         self.kept.remove(&handle).is_some()
     }
 
-    /// Wipes all of them. True where there was a key among them since the last time, of which operations may have left
-    /// something where they were done.
-    pub fn clear(&mut self) -> bool {
+    /// Wipes all of them.
+    pub fn clear(&mut self) {
         self.kept.clear();
         wipe_stack();
-        std::mem::take(&mut self.had_key)
     }
 
     /// All of them as values, and memory with what they are made of, which is the reader's to wipe.

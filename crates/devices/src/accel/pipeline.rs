@@ -1,6 +1,7 @@
 //! Engines one behind the other: what comes out of one goes into the next and never leaves the device.
 
 use rackbus_memory::DmaSlice;
+use rackbus_memory::wiping::WipeFreed;
 use rackbus_spec::accel::{Operation, OperationStatus};
 
 use super::buffer::EngineBuffer;
@@ -26,6 +27,14 @@ struct Stage {
     /// Nothing follows behind `end`.
     last: bool,
     finished: bool,
+}
+
+impl Drop for Pipeline {
+    /// Wherever it is given up, what its engines had of a message is wiped.
+    fn drop(&mut self) {
+        let _wiping = WipeFreed::begin();
+        self.stages.clear();
+    }
 }
 
 /// How far a pipeline came.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use rackbus_memory::ticks;
+use rackbus_memory::{ticks, wiping};
 use rackbus_qos::{
     Capacity, EngineProfile, EngineSharing, EngineTurn, Estimate, LevelAdmission, MinimumRecord,
     OutputEstimate, QueuedMessage, SECOND, ServiceLevel, Shaping, SharingSettings, TenantId, Usage,
@@ -198,6 +198,11 @@ impl EnginePool {
     /// are not.
     pub fn start(&self) -> std::io::Result<()> {
         let started = self.started.get_or_init(|| {
+            if !wiping::is_installed() {
+                tracing::warn!(
+                    "what engines free is not wiped, for the program's allocator does not do that"
+                );
+            }
             let (profiles, capacity, admission, mut failed) = self.measured();
             if capacity.engine_ns < Capacity::of(self.options.workers).engine_ns {
                 let processors = capacity.engine_ns as f64 / SECOND as f64;

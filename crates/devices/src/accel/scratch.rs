@@ -3,6 +3,9 @@
 use std::sync::OnceLock;
 
 use rackbus_memory::copy::own_caches;
+use rackbus_memory::wiping::WipeFreed;
+
+use zeroize::Zeroize;
 
 use super::clock::EngineClock;
 use super::engines::{LEAST_ROOM, Portion, Spare};
@@ -28,8 +31,15 @@ impl Default for Scratch {
 impl Scratch {
     /// Nothing of what was done stays.
     pub fn wipe(&mut self) {
-        self.out.fill(0);
+        let _wiping = WipeFreed::begin();
+        self.out.as_mut_slice().zeroize();
         self.spare.wipe();
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.wipe();
     }
 }
 

@@ -54,8 +54,8 @@ pub struct Local {
     /// For operations that the function's own thread does.
     own: OwnEngine,
     contexts: Contexts,
-    /// Operations with keys were passed to the engines, and their threads have not wiped what that left.
-    left_keys: bool,
+    /// Operations were passed to the engines, and their threads have not wiped what that left.
+    left_data: bool,
     /// When the making of a context ended, which failed and is charged; until that is refused.
     charged_until: Option<u64>,
     /// What the last descriptor cost by the profiles, by its operations and the bytes of its input: the next one is mostly
@@ -121,7 +121,7 @@ impl Local {
             largest: pool.largest(tenant),
             own: OwnEngine::default(),
             contexts: Contexts::default(),
-            left_keys: false,
+            left_data: false,
             charged_until: None,
             costed: None,
             refused_last: false,
@@ -155,16 +155,14 @@ impl Local {
         self.begun.clear();
         self.pool.clear(self.tenant);
         drop(self.outbox.take());
-        if self.contexts.clear() {
-            self.own.scrub();
-        }
-        if std::mem::take(&mut self.left_keys) {
+        self.contexts.clear();
+        let before = thread_ns();
+        self.own.scrub();
+        wipe_stack();
+        let each_ns = thread_ns().saturating_sub(before);
+        if std::mem::take(&mut self.left_data) {
             // Each engine takes about as long as this thread, and none is kept from others more often than this tenant
             // had turns.
-            let before = thread_ns();
-            self.own.scrub();
-            wipe_stack();
-            let each_ns = thread_ns().saturating_sub(before);
             self.pool.wipe();
             self.pool.charge(self.tenant, each_ns * u64::from(self.pool.options().workers));
         }

@@ -1,6 +1,7 @@
-//! Engines' threads wipe what operations with keys left in their own memory: expanded keys on their stacks, and what was
-//! computed with them in the memory between engines. It is done when a tenant that had keys gives its function back,
-//! and not after each operation, which would take longer than a short operation.
+//! Engines' threads wipe what operations left in their own memory: expanded keys on their stacks, and text in the memory
+//! between engines, in what is put out, and in the engines that wait for their next operation. It is done when a tenant
+//! whose operations they did gives its function back, and not after each operation, which would take longer than a short
+//! operation.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

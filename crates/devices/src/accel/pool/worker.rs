@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rackbus_memory::ticks;
+use rackbus_memory::wiping::WipeFreed;
 use rackbus_qos::{EngineTurn, NextTurn, TurnResult};
 use rackbus_spec::accel::OperationStatus;
 
@@ -32,6 +33,7 @@ enum NextWork {
 /// An engine: works as long as anybody uses its pool. That cannot be told from how many have the pool, as other engines
 /// do.
 pub(super) fn work(pool: &PoolEngines, number: u32) {
+    let _wiping = WipeFreed::begin();
     let mut scratch = Scratch::default();
     let wiping = WipingEngine::new(pool, number);
     loop {

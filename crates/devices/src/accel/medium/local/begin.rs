@@ -155,7 +155,7 @@ impl Local {
         let handles = descriptor.contexts.into_iter();
         let used = handles.zip(&contexts).filter_map(|(h, context)| Some((h, context.clone()?)));
         let used: Vec<(u16, Arc<Context>)> = used.collect();
-        self.left_keys |= used.iter().any(|(_, used)| matches!(**used, Context::Key(_)));
+        self.left_data = true;
         let engines = engines.unwrap_or_else(|| {
             let (plan, descriptor) = (*plan, *descriptor);
             let start =
