@@ -43,8 +43,8 @@ impl Course {
     ) -> Option<OperationStatus> {
         let before = self.written;
         // Whatever an engine does with what a tenant sent, it harms that operation alone.
-        let outcome = catch_unwind(AssertUnwindSafe(|| match self.pipeline.only_copies() {
-            true => self.copy(memory, end, goes_on),
+        let outcome = catch_unwind(AssertUnwindSafe(|| match self.pipeline.passes_memory() {
+            true => self.pass(memory, end, goes_on),
             false => self.steps(memory, end, out, goes_on),
         }));
         match outcome.unwrap_or(Err(OperationStatus::EngineFailed)) {
@@ -143,14 +143,16 @@ impl Course {
         input: &M,
         out: &mut [u8],
     ) -> Result<Option<usize>, OperationStatus> {
-        self.pipeline.whole(input.len(), out, |head, text| {
+        let length = input.len();
+        let there = |head| input.piece(head, length - head);
+        self.pipeline.whole(length, out, there, |head, text| {
             input.read(0, head);
             input.read(head.len(), text);
         })
     }
 
-    /// The same where the output is the input: from the one memory to the other.
-    fn copy<M: MessageMemory>(
+    /// The same where the output is as long as the input at every point, and goes from the one memory to the other.
+    fn pass<M: MessageMemory>(
         &mut self,
         (input, output): &(M, M),
         end: usize,
@@ -161,7 +163,8 @@ impl Course {
             if count > output.len() - self.written {
                 return Err(OperationStatus::OutputTooSmall);
             }
-            output.copy_at(self.read, count, input);
+            let pipeline = &mut self.pipeline;
+            output.each_of(self.read, count, input, |from, to| pipeline.pass(from, to));
             (self.read, self.written) = (self.read + count, self.written + count);
             if self.read < end && !goes_on() {
                 return Ok(false);

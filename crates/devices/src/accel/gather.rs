@@ -26,18 +26,36 @@ pub trait MessageMemory {
         self.each(offset, data.len(), |part| done += part.copy_from(&data[done..]));
     }
 
-    /// Copies `length` bytes of another message to the same place of this one, as far as there is something and room.
-    fn copy_at(&self, offset: usize, length: usize, from: &impl MessageMemory) {
+    /// The `length` bytes from `offset` on, where they are in one piece. They may be used until this thread does something
+    /// else.
+    fn piece(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>>;
+
+    /// Visits `length` bytes of another message from `offset` on, each part with the same part of this one, as far as there
+    /// is something and room.
+    fn each_of(
+        &self,
+        offset: usize,
+        length: usize,
+        from: &impl MessageMemory,
+        mut visit: impl FnMut(DmaSlice<'_>, DmaSlice<'_>),
+    ) {
         let mut at = offset;
         from.each(offset, length, |source| {
             let mut done = 0;
             self.each(at, source.len(), |to| {
                 if let Some(part) = source.part(done, to.len()) {
-                    to.copy_from_slice(part);
+                    visit(part, to);
                 }
                 done += to.len();
             });
             at += source.len();
+        });
+    }
+
+    /// Copies `length` bytes of another message to the same place of this one, as far as there is something and room.
+    fn copy_at(&self, offset: usize, length: usize, from: &impl MessageMemory) {
+        self.each_of(offset, length, from, |source, to| {
+            to.copy_from_slice(source);
         });
     }
 
@@ -79,6 +97,11 @@ impl MessageMemory for DmaSlice<'_> {
         {
             visit(part);
         }
+    }
+
+    #[inline]
+    fn piece(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        self.part(offset, length)
     }
 }
 
@@ -162,6 +185,14 @@ impl MessageMemory for Gather {
                 break;
             }
         }
+    }
+
+    fn piece(&self, offset: usize, length: usize) -> Option<DmaSlice<'_>> {
+        let first = self.first.as_ref()?;
+        if let Some(revoker) = &self.revoker {
+            revoker.before_access();
+        }
+        first.get().part(offset, length)
     }
 }
 

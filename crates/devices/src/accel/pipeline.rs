@@ -139,10 +139,17 @@ impl Pipeline {
         self.stages.first().map_or(Portion::Small, |stage| stage.engine.portion())
     }
 
-    /// Whether nothing is done but to copy, and nothing was fed.
-    pub fn only_copies(&self) -> bool {
-        let copies = |stage: &Stage| stage.operation == Operation::Copy && stage.end == 0;
-        matches!(&self.stages[..], [stage] if copies(stage))
+    /// Whether the only engine passes a message from the tenant's memory to the tenant's memory itself, and nothing was fed.
+    pub fn passes_memory(&self) -> bool {
+        let passes = |stage: &Stage| stage.engine.passes_memory() && stage.end == 0;
+        matches!(&self.stages[..], [stage] if passes(stage))
+    }
+
+    /// Has that engine do more input, and put what comes out where it belongs.
+    pub fn pass(&mut self, input: DmaSlice<'_>, out: DmaSlice<'_>) {
+        if let [stage] = &mut self.stages[..] {
+            stage.engine.pass(input, out);
+        }
     }
 
     /// Whether what is put out is to be found authentic first.
@@ -162,16 +169,18 @@ impl Pipeline {
         }
     }
 
-    /// Does a message of `length` bytes at once, in the place of what comes out, where the only engine does that and there
-    /// is room: how many bytes come out. `fill` writes the first bytes of the message, and those that follow.
+    /// Does a message of `length` bytes at once, where the only engine does that and there is room: how many bytes come out.
+    /// The engine reads the text where it is, if `there` knows that for what begins at a place in the message, or in the place
+    /// of what comes out. `fill` writes the first bytes of the message, and those that follow where they are not read there.
     ///
     /// # Errors
     /// The status that the operation ends with.
-    pub fn whole(
+    pub fn whole<'a>(
         &mut self,
         length: usize,
         out: &mut [u8],
-        fill: impl FnOnce(&mut [u8], &mut [u8]),
+        there: impl FnOnce(usize) -> Option<DmaSlice<'a>>,
+        mut fill: impl FnMut(&mut [u8], &mut [u8]),
     ) -> Result<Option<usize>, OperationStatus> {
         let [stage] = &mut self.stages[..] else { return Ok(None) };
         let fits =
@@ -180,6 +189,12 @@ impl Pipeline {
         let Some(head) = head else { return Ok(None) };
         stage.make_room(head);
         let Stage { engine, buffer, .. } = stage;
+        if let Some(text) = there(head) {
+            fill(&mut buffer[..head], &mut []);
+            if let Some(done) = engine.whole_from(&buffer[..head], text, out) {
+                return done.map(Some);
+            }
+        }
         fill(&mut buffer[..head], &mut out[..length - head]);
         engine.whole(&buffer[..head], length - head, out).map(Some)
     }

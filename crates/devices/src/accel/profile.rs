@@ -121,11 +121,16 @@ fn run(
     let portion = pipeline.portion();
     let room = portion.room().min(out.len());
     let out = &mut out[..room];
-    let whole = pipeline.whole(message.len(), out, |head, text| {
-        let (first, rest) = message.split_at(head.len());
-        head.copy_from_slice(first);
-        text.copy_from_slice(rest);
-    })?;
+    let whole = pipeline.whole(
+        message.len(),
+        out,
+        |_| None,
+        |head, text| {
+            let (first, rest) = message.split_at(head.len());
+            head.copy_from_slice(first);
+            text.copy_from_slice(rest);
+        },
+    )?;
     if let Some(written) = whole {
         each(&out[..written]);
         pipeline.leave(spare);

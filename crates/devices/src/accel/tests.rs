@@ -26,6 +26,7 @@ use super::*;
 
 mod at_once;
 mod chain;
+mod changing;
 mod class;
 mod foreign;
 mod peers;
@@ -222,6 +223,15 @@ impl Tenant {
             }
             assert!(begun.elapsed() < Duration::from_secs(20), "nothing is completed");
         }
+    }
+
+    /// Sends a descriptor as it is; the status that it ends with, and what it put out.
+    fn ask(&mut self, descriptor: Descriptor) -> (OperationStatus, u32) {
+        self.memory.whole().write_obj(self.sent as usize % 16 * DESCRIPTOR_SIZE, &descriptor);
+        self.sent += 1;
+        self.write(reg::DOORBELL, &self.sent.to_le_bytes());
+        let Completion { status, output, .. } = self.wait();
+        (OperationStatus::from_number(status >> 1).unwrap(), output)
     }
 
     fn output(&self, length: usize) -> Vec<u8> {

@@ -4,19 +4,18 @@
 use std::sync::Arc;
 
 use aes::Aes256Enc;
-use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher, StreamCipherSeek};
-use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
-use ctr::{Ctr32BE, Ctr128BE};
+use aes::cipher::{BlockCipherEncrypt, InnerIvInit, StreamCipher};
+use ctr::Ctr32BE;
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::OperationStatus;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
 
+use super::aws_lc::{BLOCK, CounterState, NONCE, SealedText};
 use super::context::CipherKey;
 use super::{Context, EngineStep, OperationRequest, Portion, RunningOperation};
-
-const BLOCK: usize = 16;
 
 fn key(context: &Context) -> Result<&CipherKey, OperationStatus> {
     match context {
@@ -25,16 +24,17 @@ fn key(context: &Context) -> Result<&CipherKey, OperationStatus> {
     }
 }
 
-/// Counter mode with a 128-bit big-endian counter (NIST SP 800-38A).
-pub struct CounterMode(Ctr128BE<Aes256Enc>);
+/// Counter mode, which reads and writes the tenant's memory itself.
+pub struct CounterMode {
+    context: Arc<Context>,
+    state: CounterState,
+}
 
 impl CounterMode {
     pub fn new(request: &OperationRequest<'_>) -> Result<CounterMode, OperationStatus> {
-        let key = key(request.context.ok_or(OperationStatus::InvalidContext)?)?;
-        let cipher = ctr::CtrCore::inner_iv_init(key.cipher.clone(), &request.nonce.into());
-        let mut cipher = Ctr128BE::from_core(cipher);
-        cipher.try_seek(request.done as u64).map_err(|_| OperationStatus::InvalidField)?;
-        Ok(CounterMode(cipher))
+        let context = request.context.ok_or(OperationStatus::InvalidContext)?.clone();
+        let state = CounterState::new(&key(&context)?.counter, request.nonce, request.done);
+        Ok(CounterMode { context, state })
     }
 }
 
@@ -45,10 +45,18 @@ impl RunningOperation for CounterMode {
         last: bool,
         out: &mut [u8],
     ) -> Result<EngineStep, OperationStatus> {
-        let count = input.len().min(out.len());
-        let done = self.0.try_apply_keystream_b2b(&input[..count], &mut out[..count]);
-        done.map_err(|_| OperationStatus::InvalidField)?;
+        let count = self.state.apply(&key(&self.context)?.counter, input, out);
         Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
+    }
+
+    fn passes_memory(&self) -> bool {
+        true
+    }
+
+    fn pass(&mut self, input: DmaSlice<'_>, out: DmaSlice<'_>) {
+        if let Ok(key) = key(&self.context) {
+            self.state.apply_there(&key.counter, input, out);
+        }
     }
 }
 
@@ -78,6 +86,21 @@ impl Gcm {
         let associated = request.associated as usize;
         Ok(Gcm { context, nonce: request.nonce, associated, seal, parts: None })
     }
+
+    /// Seals a whole message; bytes that came out.
+    fn sealed(
+        &self,
+        head: &[u8],
+        text: SealedText<'_>,
+        out: &mut [u8],
+    ) -> Result<usize, OperationStatus> {
+        let sealed = key(&self.context)?.gcm.seal(&self.nonce(), head, text, out);
+        sealed.ok_or(OperationStatus::EngineFailed)
+    }
+
+    fn nonce(&self) -> [u8; NONCE] {
+        std::array::from_fn(|nth| self.nonce[nth])
+    }
 }
 
 impl RunningOperation for Gcm {
@@ -90,8 +113,13 @@ impl RunningOperation for Gcm {
         let fits = input.len() >= self.associated && input.len() + BLOCK <= out.len();
         if self.parts.is_none() && last && fits {
             let (head, text) = input.split_at(self.associated);
-            out[..text.len()].copy_from_slice(text);
-            let written = self.whole(head, text.len(), out)?;
+            let written = match self.seal {
+                true => self.sealed(head, SealedText::Own(text), out)?,
+                false => {
+                    out[..text.len()].copy_from_slice(text);
+                    self.whole(head, text.len(), out)?
+                }
+            };
             return Ok(EngineStep { read: input.len(), written, finished: true });
         }
         if self.parts.is_none() {
@@ -117,23 +145,22 @@ impl RunningOperation for Gcm {
         length: usize,
         out: &mut [u8],
     ) -> Result<usize, OperationStatus> {
-        let mut nonce = [0; NONCE_LEN];
-        nonce.copy_from_slice(&self.nonce[..NONCE_LEN]);
-        let (nonce, head) = (Nonce::assume_unique_for_key(nonce), Aad::from(head));
-        let gcm = &key(&self.context)?.gcm;
-        let (text, behind) =
-            out.split_at_mut_checked(length).ok_or(OperationStatus::EngineFailed)?;
-        if !self.seal {
-            if length < BLOCK {
-                return Err(OperationStatus::CorruptInput);
-            }
-            let opened = gcm.open_in_place(nonce, head, text);
-            return Ok(opened.map_err(|_| OperationStatus::NotAuthentic)?.len());
+        if self.seal {
+            return self.sealed(head, SealedText::InPlace(length), out);
         }
-        let behind = behind.first_chunk_mut::<BLOCK>().ok_or(OperationStatus::EngineFailed)?;
-        let tag = gcm.seal_in_place_separate_tag(nonce, head, text);
-        behind.copy_from_slice(tag.map_err(|_| OperationStatus::EngineFailed)?.as_ref());
-        Ok(length + BLOCK)
+        let text = length.checked_sub(BLOCK).ok_or(OperationStatus::CorruptInput)?;
+        let sealed = out.get_mut(..length).ok_or(OperationStatus::EngineFailed)?;
+        let authentic = key(&self.context)?.gcm.open(&self.nonce(), head, sealed);
+        if authentic { Ok(text) } else { Err(OperationStatus::NotAuthentic) }
+    }
+
+    fn whole_from(
+        &mut self,
+        head: &[u8],
+        text: DmaSlice<'_>,
+        out: &mut [u8],
+    ) -> Option<Result<usize, OperationStatus>> {
+        self.seal.then(|| self.sealed(head, SealedText::There(text), out))
     }
 }
 

@@ -4,11 +4,11 @@ use std::fmt;
 
 use aes::Aes256Enc;
 use aes::cipher::KeyInit;
-use aws_lc_rs::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use rackbus_spec::accel::{Operation, OperationStatus};
 use regex_automata::hybrid::dfa::DFA;
 use zeroize::{Zeroize, Zeroizing};
 
+use super::aws_lc::{CounterKey, GcmKey};
 use super::regex;
 
 /// A context. What is secret in it is wiped when it is dropped.
@@ -28,12 +28,14 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A key of 32 bytes, expanded.
+/// A key of 32 bytes, expanded for each library. All of them wipe theirs.
 pub struct CipherKey {
-    /// For messages that are done in parts.
+    /// For GCM of messages that are done in parts.
     pub cipher: Aes256Enc,
     /// For GCM of whole messages.
-    pub gcm: LessSafeKey,
+    pub gcm: GcmKey,
+    /// For counter mode.
+    pub counter: CounterKey,
 }
 
 impl CipherKey {
@@ -46,23 +48,11 @@ impl CipherKey {
 
     #[inline(never)]
     fn make(data: &[u8]) -> Result<Box<CipherKey>, OperationStatus> {
-        let cipher = Aes256Enc::new_from_slice(data).map_err(|_| OperationStatus::InvalidField)?;
-        Ok(Box::new(CipherKey { cipher, gcm: expand(data).ok_or(OperationStatus::InvalidField)? }))
+        let wrong = OperationStatus::InvalidField;
+        let cipher = Aes256Enc::new_from_slice(data).map_err(|_| wrong)?;
+        let (gcm, counter) = (GcmKey::new(data), CounterKey::new(data));
+        Ok(Box::new(CipherKey { cipher, gcm: gcm.ok_or(wrong)?, counter: counter.ok_or(wrong)? }))
     }
-}
-
-impl Drop for CipherKey {
-    /// The other library wipes its own. This one's key gives way to another of the same size.
-    fn drop(&mut self) {
-        if let Some(none) = expand(&[0; 32]) {
-            self.gcm = none;
-        }
-        std::hint::black_box(&mut self.gcm);
-    }
-}
-
-fn expand(data: &[u8]) -> Option<LessSafeKey> {
-    UnboundKey::new(&AES_256_GCM, data).ok().map(LessSafeKey::new)
 }
 
 /// Overwrites what expanding and moving keys left on this thread's stack, below its caller.

@@ -19,6 +19,10 @@ impl RunningOperation for Copy {
         Ok(EngineStep { read: count, written: count, finished: last && count == input.len() })
     }
 
+    fn passes_memory(&self) -> bool {
+        true
+    }
+
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
         true
     }

@@ -1,9 +1,11 @@
 //! Hashes: whatever goes in, the output is the digest.
 
+use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::OperationStatus;
-use sha2::Digest;
-use sha2::digest::{FixedOutputReset, Reset};
+use sha3::Digest;
+use sha3::digest::{FixedOutputReset, Reset};
 
+use super::aws_lc::Sha256State;
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
 /// A hash of the RustCrypto project's.
@@ -24,6 +26,40 @@ impl<D: Digest + FixedOutputReset + Send> RunningOperation for Hash<D> {
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
         Reset::reset(&mut self.0);
+        true
+    }
+}
+
+/// SHA-256, which reads the tenant's memory itself.
+#[derive(Default)]
+pub struct Sha256(Sha256State);
+
+impl RunningOperation for Sha256 {
+    fn step(
+        &mut self,
+        input: &[u8],
+        last: bool,
+        out: &mut [u8],
+    ) -> Result<EngineStep, OperationStatus> {
+        self.0.add(input);
+        let written = if last { put(&self.0.finish(), out) } else { 0 };
+        Ok(EngineStep { read: input.len(), written, finished: last })
+    }
+
+    fn takes_memory(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, input: DmaSlice<'_>) {
+        self.0.add_from(input);
+    }
+
+    fn portion(&self) -> Portion {
+        Portion::Whole
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        self.0 = Sha256State::default();
         true
     }
 }

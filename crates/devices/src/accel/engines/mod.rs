@@ -6,6 +6,7 @@
 //! than the input and the output justify.
 
 mod aes;
+mod aws_lc;
 mod checksum;
 mod compress;
 mod context;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use rackbus_memory::DmaSlice;
 use rackbus_spec::accel::{Operation, OperationStatus};
 
+pub use aws_lc::Sha256State;
 pub use context::{Context, wipe_stack};
 pub use spare::Spare;
 
@@ -80,6 +82,17 @@ pub trait RunningOperation: Send {
         let _ = input;
     }
 
+    /// Whether its output is as long as its input at every point, and it [passes](RunningOperation::pass) a message from
+    /// the tenant's memory to the tenant's memory itself.
+    fn passes_memory(&self) -> bool {
+        false
+    }
+
+    /// Does all of `input`, which begins where the last part ended, and puts what comes out to `out`, which is as long.
+    fn pass(&mut self, input: DmaSlice<'_>, out: DmaSlice<'_>) {
+        out.copy_from_slice(input);
+    }
+
     /// How much input it is best fed at once.
     fn portion(&self) -> Portion {
         Portion::Small
@@ -104,6 +117,22 @@ pub trait RunningOperation: Send {
     ) -> Result<usize, OperationStatus> {
         let _ = (head, length, out);
         Err(OperationStatus::EngineFailed)
+    }
+
+    /// Does a [whole](RunningOperation::whole) message at once whose text is in one piece of the tenant's memory, and reads
+    /// that there: each byte once, for others change them meanwhile. `None` where it wants the text in the place of what
+    /// comes out.
+    ///
+    /// # Errors
+    /// The status that the operation ends with.
+    fn whole_from(
+        &mut self,
+        head: &[u8],
+        text: DmaSlice<'_>,
+        out: &mut [u8],
+    ) -> Option<Result<usize, OperationStatus>> {
+        let _ = (head, text, out);
+        None
     }
 
     /// After an operation that ended well: makes it as one that was just begun for `request`. False where a new one is
@@ -152,7 +181,7 @@ pub fn begin(
         Operation::Aes256Ctr => Box::new(aes::CounterMode::new(request)?),
         Operation::Aes256GcmSeal => Box::new(aes::Gcm::seal(request)?),
         Operation::Aes256GcmOpen => Box::new(aes::Gcm::open(request)?),
-        Operation::Sha256 => Box::new(hash::Hash::<sha2::Sha256>::default()),
+        Operation::Sha256 => Box::new(hash::Sha256::default()),
         Operation::Sha3_512 => Box::new(hash::Hash::<sha3::Sha3_512>::default()),
         Operation::Blake3 => Box::new(hash::Blake3::default()),
         Operation::Deflate => Box::new(compress::Deflate::default()),

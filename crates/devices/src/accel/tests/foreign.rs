@@ -28,15 +28,6 @@ impl Tenant {
         self.memory.whole().copy_to(&mut all);
         all
     }
-
-    /// Sends a descriptor as it is; the status that it ends with, and what it put out.
-    fn ask(&mut self, descriptor: Descriptor) -> (OperationStatus, u32) {
-        self.memory.whole().write_obj(self.sent as usize % 16 * DESCRIPTOR_SIZE, &descriptor);
-        self.sent += 1;
-        self.write(reg::DOORBELL, &self.sent.to_le_bytes());
-        let Completion { status, output, .. } = self.wait();
-        (OperationStatus::from_number(status >> 1).unwrap(), output)
-    }
 }
 
 /// An address space is one tenant's: what another has mapped at the same addresses, or at others, cannot be named.
