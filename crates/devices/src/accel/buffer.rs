@@ -29,13 +29,6 @@ impl EngineBuffer {
         *self = EngineBuffer(larger);
     }
 
-    /// Puts `data` behind what there is.
-    pub fn append(&mut self, data: &[u8]) {
-        let end = self.0.len();
-        self.grow(end + data.len());
-        self.0[end..].copy_from_slice(data);
-    }
-
     /// Zeroes all of it.
     pub fn wipe(&mut self) {
         self.0.as_mut_slice().zeroize();
@@ -45,12 +38,6 @@ impl EngineBuffer {
 impl Drop for EngineBuffer {
     fn drop(&mut self) {
         self.wipe();
-    }
-}
-
-impl AsRef<[u8]> for EngineBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
     }
 }
 

@@ -1,6 +1,6 @@
 //! LZ4 frames.
 
-use std::io::{Cursor, Read, Write};
+use std::io::{Read, Write};
 
 use lz4_flex::frame::{BlockSize, FrameDecoder, FrameEncoder, FrameInfo};
 use rackbus_spec::accel::OperationStatus;
@@ -116,20 +116,73 @@ fn walk_frame(input: &[u8]) -> Option<usize> {
 /// So many bytes a frame has at most. What does not get smaller is a little longer as a frame than as a message.
 const LONGEST_FRAME: usize = 2 * LARGEST as usize;
 
-/// The library reads a frame when all of it is there. A decoder is for one frame: what it has of that, it would have for
-/// the next one too, and its memory is as large as the frame's header says.
+/// A kept decoder has memory for a frame of so many bytes at most.
+const KEPT_FRAME: usize = 256 << 10;
+
+/// How a frame begins whose blocks have up to 64 KiB and no part in each other: the magic number, and of FLG and BD the
+/// bits that say so.
+const MAGIC: [u8; 4] = [0x04, 0x22, 0x4d, 0x18];
+const INDEPENDENT: u8 = 1 << 5;
+const BLOCK_SIZE: u8 = 7 << 4;
+const BLOCKS_OF_64_KIB: u8 = 4 << 4;
+
+/// A frame as far as it has come, for the library to read.
+#[derive(Default)]
+struct FrameInput {
+    memory: EngineBuffer,
+    /// Its bytes are so many at the beginning of the memory, of which so many were read.
+    length: usize,
+    read: usize,
+}
+
+impl FrameInput {
+    fn come(&self) -> &[u8] {
+        &self.memory[..self.length]
+    }
+
+    fn append(&mut self, data: &[u8]) {
+        let end = self.length + data.len();
+        self.memory.grow(end);
+        self.memory[self.length..end].copy_from_slice(data);
+        self.length = end;
+    }
+
+    /// Whether memory of a decoder that has read it is small, and as the library makes it for any other frame like it.
+    fn is_usual(&self) -> bool {
+        let [flags, descriptor] = match self.come() {
+            [m0, m1, m2, m3, flags, descriptor, ..] if [*m0, *m1, *m2, *m3] == MAGIC => {
+                [*flags, *descriptor]
+            }
+            _ => return false,
+        };
+        flags & INDEPENDENT != 0
+            && descriptor & BLOCK_SIZE == BLOCKS_OF_64_KIB
+            && self.memory.len() <= KEPT_FRAME
+    }
+}
+
+impl Read for FrameInput {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let left = &self.memory[self.read..self.length];
+        let count = left.len().min(out.len());
+        out[..count].copy_from_slice(&left[..count]);
+        self.read += count;
+        Ok(count)
+    }
+}
+
+/// The library reads a frame when all of it is there. A decoder is for frames of the usual form one after the other, of
+/// which nothing is left for the next; for any other it is for one, since its memory is as large as the frame's header says,
+/// and the library makes it otherwise for each form.
 pub struct Lz4Decompressor {
-    decoder: FrameDecoder<Cursor<EngineBuffer>>,
+    decoder: FrameDecoder<FrameInput>,
     /// The frame is all there, and is one.
     checked: bool,
 }
 
 impl Default for Lz4Decompressor {
     fn default() -> Lz4Decompressor {
-        Lz4Decompressor {
-            decoder: FrameDecoder::new(Cursor::new(EngineBuffer::default())),
-            checked: false,
-        }
+        Lz4Decompressor { decoder: FrameDecoder::new(FrameInput::default()), checked: false }
     }
 }
 
@@ -142,27 +195,27 @@ impl RunningOperation for Lz4Decompressor {
     ) -> Result<EngineStep, OperationStatus> {
         let frame = self.decoder.get_mut();
         // In a chain it may come from what makes gigabytes of a message.
-        if frame.get_ref().len().saturating_add(input.len()) > LONGEST_FRAME {
+        if frame.length.saturating_add(input.len()) > LONGEST_FRAME {
             return Err(OperationStatus::CorruptInput);
         }
-        frame.get_mut().append(input);
+        frame.append(input);
         if !last {
             return Ok(EngineStep { read: input.len(), ..EngineStep::default() });
         }
-        if !self.checked && !is_one_frame(frame.get_ref()) {
+        if !self.checked && !is_one_frame(frame.come()) {
             return Err(OperationStatus::CorruptInput);
         }
         self.checked = true;
         loop {
-            let before = self.decoder.get_ref().position();
+            let before = self.decoder.get_ref().read;
             let written = self.decoder.read(out).map_err(|_| OperationStatus::CorruptInput)?;
             let frame = self.decoder.get_ref();
             // The library puts out nothing for a block that is empty, as it does at the end.
-            let finished = written == 0 && frame.position() >= frame.get_ref().len() as u64;
+            let finished = written == 0 && frame.read == frame.length;
             if written > 0 || finished {
                 return Ok(EngineStep { read: input.len(), written, finished });
             }
-            if frame.position() == before {
+            if frame.read == before {
                 return Err(OperationStatus::CorruptInput);
             }
         }
@@ -170,5 +223,12 @@ impl RunningOperation for Lz4Decompressor {
 
     fn portion(&self) -> Portion {
         Portion::Whole
+    }
+
+    fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        let frame = self.decoder.get_mut();
+        let usual = frame.is_usual() && self.checked;
+        (frame.length, frame.read, self.checked) = (0, 0, false);
+        usual
     }
 }

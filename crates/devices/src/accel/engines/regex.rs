@@ -2,6 +2,8 @@
 //! depend on what the patterns or the input are, and the time for a byte only where a state is built for it:
 //! that takes up to some tens of microseconds, so that a step ends soon after.
 
+use std::sync::Arc;
+
 use rackbus_spec::accel::OperationStatus;
 use regex_automata::hybrid::LazyStateID;
 use regex_automata::hybrid::dfa::{Cache, DFA};
@@ -42,11 +44,17 @@ pub fn compile(text: &[u8]) -> Result<DFA, OperationStatus> {
     })
 }
 
+/// The state before the first byte of a message.
+fn start(dfa: &DFA, cache: &mut Cache) -> Result<LazyStateID, OperationStatus> {
+    dfa.start_state_forward(cache, &Input::new("")).map_err(|_| OperationStatus::EngineFailed)
+}
+
 /// Bytes between two looks at whether states were built.
 const LOOK: usize = 8;
 
 /// A scan under way.
 pub struct Scan {
+    context: Arc<Context>,
     dfa: DFA,
     cache: Cache,
     state: LazyStateID,
@@ -59,14 +67,12 @@ pub struct Scan {
 
 impl Scan {
     pub fn new(request: &OperationRequest<'_>) -> Result<Scan, OperationStatus> {
-        let Some(Context::Patterns(dfa)) = request.context.map(|context| &**context) else {
-            return Err(OperationStatus::InvalidContext);
-        };
+        let context = request.context.ok_or(OperationStatus::InvalidContext)?.clone();
+        let Context::Patterns(dfa) = &*context else { return Err(OperationStatus::InvalidContext) };
         let dfa = DFA::clone(dfa);
         let mut cache = dfa.create_cache();
-        let state = dfa.start_state_forward(&mut cache, &Input::new(""));
-        let state = state.map_err(|_| OperationStatus::EngineFailed)?;
-        Ok(Scan { dfa, cache, state, offset: 0, told: 0, ended: false })
+        let state = start(&dfa, &mut cache)?;
+        Ok(Scan { context, dfa, cache, state, offset: 0, told: 0, ended: false })
     }
 
     /// Puts out the matches of the state that was just entered; false when there is no room for all.
@@ -119,5 +125,15 @@ impl RunningOperation for Scan {
         }
         step.finished = self.ended && self.tell(out, &mut step.written);
         Ok(step)
+    }
+
+    /// What states there are depends on the patterns, and which of them were built so far on what was searched: with other
+    /// states built, the matches are the same.
+    fn renew(&mut self, request: &OperationRequest<'_>) -> bool {
+        let same = request.context.is_some_and(|context| Arc::ptr_eq(context, &self.context));
+        let first = if same { start(&self.dfa, &mut self.cache).ok() } else { None };
+        let Some(first) = first else { return false };
+        (self.state, self.offset, self.told, self.ended) = (first, 0, 0, false);
+        true
     }
 }

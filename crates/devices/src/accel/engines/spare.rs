@@ -75,17 +75,9 @@ impl Spare {
     }
 }
 
-/// Whether engines of this kind are kept: those with a key are wiped, a scan belongs to its patterns, and what reads LZ4
-/// to its frame.
+/// Whether engines of this kind are kept: those with a key are wiped.
 fn is_kept(operation: Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::Aes256Ctr
-            | Operation::Aes256GcmSeal
-            | Operation::Aes256GcmOpen
-            | Operation::RegexScan
-            | Operation::Lz4Decompress
-    )
+    !matches!(operation, Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen)
 }
 
 impl std::fmt::Debug for Spare {

@@ -192,6 +192,21 @@ fn a_deflated_stream_is_over_at_the_end_of_the_message_and_nothing_is_behind_it(
     }
 }
 
+/// A scan that is used again searches for its own context's patterns, from the beginning of the message on.
+#[test]
+fn a_scan_after_another_one_finds_what_a_new_one_finds() {
+    let contexts = [&b"ab\nb$"[..], b"a+"].map(|patterns| context(Operation::RegexScan, patterns));
+    let mut spare = Spare::default();
+    for (nth, text) in ["ab", "b", "aab", "", "abab"].iter().cycle().take(20).enumerate() {
+        let context = Some(&contexts[usize::from(nth % 5 == 4)]);
+        let request = OperationRequest { context, ..OperationRequest::default() };
+        let expected = whole(Operation::RegexScan, &request, text.as_bytes());
+        let cut = (1, 4096);
+        let found = run_with(&mut spare, Operation::RegexScan, &request, text.as_bytes(), cut);
+        assert!(expected.is_ok() && found == expected, "{text} as the {nth}th");
+    }
+}
+
 /// What a program of this machine puts out for `input`; nothing where there is no such program.
 fn through(program: &str, args: &[&str], input: &[u8]) -> Option<Vec<u8>> {
     let mut command = Command::new(program);
