@@ -52,15 +52,14 @@ impl Portion {
 
     /// Bytes that an engine is fed at once.
     pub fn bytes(self) -> usize {
-        static BYTES: OnceLock<[usize; 4]> = OnceLock::new();
+        static BYTES: OnceLock<[usize; 3]> = OnceLock::new();
         // The smallest caches of processors that there are, where the system does not say.
-        let [small, wide, whole, message] = *BYTES.get_or_init(|| {
+        let [small, whole, message] = *BYTES.get_or_init(|| {
             let [first, second] = own_caches();
             portions(first.max(32 << 10), second.max(256 << 10))
         });
         match self {
             Portion::Small => small,
-            Portion::Wide => wide,
             Portion::Whole => whole,
             Portion::Message => message,
         }
@@ -77,10 +76,10 @@ impl Portion {
 /// in both messages, and on its way in and out, with as much again for what is brought near and for the engine. A whole
 /// one leaves most of the second cache to others; a message is larger than that where to do it in parts costs more than
 /// the cache does.
-fn portions(first: usize, second: usize) -> [usize; 4] {
+fn portions(first: usize, second: usize) -> [usize; 3] {
     let down = |bytes: usize| 1 << bytes.ilog2();
     let whole = down(second / 16);
-    [down(first / 8), down(first / 3), whole, whole.max(256 << 10)]
+    [down(first / 8), whole, whole.max(256 << 10)]
 }
 
 #[cfg(test)]
@@ -89,11 +88,10 @@ mod tests {
 
     #[test]
     fn portions_are_by_the_caches() {
-        assert_eq!(portions(32 << 10, 256 << 10), [4 << 10, 8 << 10, 16 << 10, 256 << 10]);
-        assert_eq!(portions(48 << 10, 2 << 20), [4 << 10, 16 << 10, 128 << 10, 256 << 10]);
-        let [small, wide, whole] =
-            [Portion::Small, Portion::Wide, Portion::Whole].map(Portion::bytes);
-        assert!(small >= 4 << 10 && small <= wide && wide <= whole);
+        assert_eq!(portions(32 << 10, 256 << 10), [4 << 10, 16 << 10, 256 << 10]);
+        assert_eq!(portions(48 << 10, 2 << 20), [4 << 10, 128 << 10, 256 << 10]);
+        let [small, whole] = [Portion::Small, Portion::Whole].map(Portion::bytes);
+        assert!(small >= 4 << 10 && small <= whole);
         assert_eq!(
             [0, small, small + 16].map(|left| Portion::Small.next(left)),
             [0, small, small + 16]

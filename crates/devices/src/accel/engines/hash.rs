@@ -81,7 +81,7 @@ impl RunningOperation for Blake3 {
     }
 
     fn portion(&self) -> Portion {
-        Portion::Wide
+        Portion::Whole
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {

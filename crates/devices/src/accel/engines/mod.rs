@@ -45,9 +45,8 @@ pub struct EngineStep {
 pub enum Portion {
     /// Little: it does byte after byte, and what it is fed and puts out stays in the first cache.
     Small,
-    /// As much as stays in the first cache: it does many parts of that at the same time.
-    Wide,
-    /// As much as there is, within the second cache: its library does a whole message with fewer copies.
+    /// As much as there is, within the second cache: its library does a whole message with fewer copies, or many parts of it
+    /// at the same time.
     Whole,
     /// All of the message, up to 256 KiB whatever the caches: in parts it takes several times as long.
     Message,
