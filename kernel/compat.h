@@ -92,21 +92,32 @@ static inline void rackbus_claim_put(rackbus_claim claim, void *holder)
 }
 
 /*
- * PCI domains of ACPI are below 0x10000. IOMMU drivers compare the low 16 bits
- * only: those of ours must be no machine's, or a machine's IOMMU has the device.
+ * IOMMU drivers compare the low 16 bits of a PCI domain: those of ours must be
+ * no machine's (whose domains ACPI numbers from 0), or a machine's IOMMU has
+ * the device.  QEMU takes a device of a VM by a domain of 16 bits, no more.
+ * VT-d of Linux 6.1 takes the interrupts of whatever is in such a domain: on
+ * kernels where no VM gets a function anyway, ours have more bits.
  */
+#if RACKBUS_IOMMU
+#define RACKBUS_FIRST_DOMAIN 0xff00
+#define RACKBUS_LAST_DOMAIN 0xffff
+#else
 #define RACKBUS_FIRST_DOMAIN 0x1ff00
+#define RACKBUS_LAST_DOMAIN 0x1ffff
+#endif
 
-/* With pci_lock_rescan_remove() held. */
+/* With pci_lock_rescan_remove() held.  Negative if there is none. */
 static inline int rackbus_domain_get(void)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)
-	return pci_bus_find_emul_domain_nr(0, RACKBUS_FIRST_DOMAIN, INT_MAX);
+	return pci_bus_find_emul_domain_nr(0, RACKBUS_FIRST_DOMAIN,
+					   RACKBUS_LAST_DOMAIN);
 #else
 	int domain = RACKBUS_FIRST_DOMAIN;
 
 	while (pci_find_bus(domain, 0))
-		domain++;
+		if (++domain > RACKBUS_LAST_DOMAIN)
+			return -ENOSPC;
 	return domain;
 #endif
 }

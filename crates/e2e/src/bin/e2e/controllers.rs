@@ -135,7 +135,7 @@ fn mounted_meanwhile(hosts: &mut MetalHosts, borrow: &str) -> Result<()> {
         ),
     )?;
     run(lender, &format!("pkill -STOP -f '{LEND}'"))?;
-    begin(borrower, "reset.log", "sh -c 'echo 1 >/sys/bus/pci/devices/1ff00:00:00.0/reset'")?;
+    begin(borrower, "reset.log", "sh -c 'echo 1 | tee /sys/bus/pci/devices/*ff00:00:00.0/reset'")?;
     run(borrower, "until_ok sh -c 'dmesg | grep \"not ready.*after FLR\"'")?;
     begin(borrower, "return.log", "rackbus metal return 3 --timeout 60")?;
     run(

@@ -23,14 +23,14 @@ functions = 1
 /// What the borrower's scripts have in common. Interrupts of functions behind an NTB are not isolated from each other's, whether the
 /// host remaps interrupts or not: VFIO wants to be told that they may be used so.
 const BINDS: &str = r#"
-    device=/sys/bus/pci/devices/1ff00:00:00.0
+    device=/sys/bus/pci/devices/ff00:00:00.0
     bind() {
         echo $1 >$device/driver_override
-        [ ! -e $device/driver ] || echo 1ff00:00:00.0 >$device/driver/unbind
-        echo 1ff00:00:00.0 >/sys/bus/pci/drivers_probe
+        [ ! -e $device/driver ] || echo ff00:00:00.0 >$device/driver/unbind
+        echo ff00:00:00.0 >/sys/bus/pci/drivers_probe
         [ $(basename $(readlink $device/driver)) = ${1:-nvme} ]
     }
-    other=/sys/bus/pci/devices/1ff01:00:00.0
+    other=/sys/bus/pci/devices/ff01:00:00.0
     busy() {
         rm -f ended.$2
         (mapped $1 until-told >told.$2 2>&1; echo $? >ended.$2) &
@@ -70,16 +70,16 @@ fn used(hosts: &mut MetalHosts) -> Result<()> {
             [ $(cat $device/iommu_group/type) = identity ]
             [ $(ls $device/iommu_group/devices | wc -l) = 1 ]
             bind vfio-pci
-            refused mapped 1ff00:00:00.0 blocks
+            refused mapped ff00:00:00.0 blocks
             grep 'an IOMMU of type 1.*not permitted' refused
             dmesg | grep 'No interrupt remapping support.*allow_unsafe_interrupts'
             echo 1 >/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts
-            mapped 1ff00:00:00.0 blocks
-            physical 1ff00:00:00.0 stray"
+            mapped ff00:00:00.0 blocks
+            physical ff00:00:00.0 stray"
         ),
     )?;
     told(lender, "d0", "0x1000000000")?;
-    run(borrower, &format!("{BINDS} mapped 1ff00:00:00.0 ended; healthy"))?;
+    run(borrower, &format!("{BINDS} mapped ff00:00:00.0 ended; healthy"))?;
     told(lender, "d0", "0x400000000")
 }
 
@@ -110,7 +110,7 @@ fn returned(hosts: &mut MetalHosts) -> Result<()> {
             "{BINDS}
             verify
             bind vfio-pci
-            mapped 1ff00:00:00.0 blocks
+            mapped ff00:00:00.0 blocks
             rackbus return alpha/d0
             [ ! -e $device ]
             borrow
@@ -135,14 +135,14 @@ fn modelled(hosts: &mut MetalHosts) -> Result<()> {
             write
             [ $(cat $device/iommu_group/type) = identity ]
             bind vfio-pci
-            mapped 1ff00:00:00.0 blocks
-            physical 1ff00:00:00.0 stray"
+            mapped ff00:00:00.0 blocks
+            physical ff00:00:00.0 stray"
         ),
     )?;
     told(lender, "m0", "0x1000000000")?;
-    run(borrower, "mapped 1ff00:00:00.0 ended")?;
+    run(borrower, "mapped ff00:00:00.0 ended")?;
     told(lender, "m0", "0x400000000")?;
-    run(borrower, &format!("{BINDS} busy 1ff00:00:00.0 m0"))?;
+    run(borrower, &format!("{BINDS} busy ff00:00:00.0 m0"))?;
     run(
         lender,
         "refused rackbus restart alpha --program /mnt/files/bin/rackbus
@@ -162,7 +162,7 @@ fn modelled(hosts: &mut MetalHosts) -> Result<()> {
             borrow m0
             verify
             bind vfio-pci
-            mapped 1ff00:00:00.0 blocks
+            mapped ff00:00:00.0 blocks
             bind ''
             until_ok test -b /dev/nvme0n1
             verify"
@@ -207,13 +207,13 @@ fn lost(hosts: &mut MetalHosts) -> Result<()> {
         &format!(
             "{BINDS}
             bind vfio-pci
-            busy 1ff00:00:00.0 d0
+            busy ff00:00:00.0 d0
             until_ok rackbus borrow alpha/m0 --for beta --placement host
             until_ok readlink $other/driver
             echo vfio-pci >$other/driver_override
-            echo 1ff01:00:00.0 >$other/driver/unbind
-            echo 1ff01:00:00.0 >/sys/bus/pci/drivers_probe
-            busy 1ff01:00:00.0 m0"
+            echo ff01:00:00.0 >$other/driver/unbind
+            echo ff01:00:00.0 >/sys/bus/pci/drivers_probe
+            busy ff01:00:00.0 m0"
         ),
     )?;
     run(
@@ -258,7 +258,7 @@ fn reopened(hosts: &mut MetalHosts) -> Result<()> {
             rackbus metal reopen {far}
             borrow m0
             bind vfio-pci
-            mapped 1ff00:00:00.0 blocks
+            mapped ff00:00:00.0 blocks
             bind ''
             until_ok test -b /dev/nvme0n1
             refused rackbus metal reopen {far}
