@@ -24,7 +24,7 @@ help:
 	@echo "make setup   QEMU with vfio-user and Debian guests into $(CACHE), without root"
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
-	@echo "make test-e2e-more  what the end-to-end tests leave out for time: the same on another version of Linux"
+	@echo "make test-e2e-more  what the end-to-end tests leave out for time: the same on another version of Linux, or longer"
 	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number), fewer of long ones"
 	@echo "make soak    a rack under load whose processes die and stand still, and then machines whose network fails as well"
@@ -118,7 +118,7 @@ test-e2e: setup
 		target/debug/soak-machines target/soak-machines 45; \
 		else echo "demo-machines and soak-machines: left out, they need root"; fi
 
-# Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux.
+# Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux or shorter.
 test-e2e-more: setup
 	@scripts/setup kernel trixie-backports
 	$(CARGO) build --workspace --all-targets

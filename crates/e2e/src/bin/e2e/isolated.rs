@@ -7,7 +7,9 @@ use std::path::Path;
 use rackbus_e2e::Result;
 use rackbus_vm::{BareMetalMachine, GuestRelease, VmIommu};
 
-use crate::metal::{DRIVE, MetalHosts, begin, explained, join_with, run, start_with};
+use crate::metal::{
+    BorrowerMachine, DRIVE, MetalHosts, begin, explained, join_with, run, start_with,
+};
 use crate::testbed::COMPUTE;
 
 /// What the lender's node models.
@@ -22,7 +24,7 @@ functions = 1
 
 /// What the borrower's scripts have in common. Interrupts of functions behind an NTB are not isolated from each other's, whether the
 /// host remaps interrupts or not: VFIO wants to be told that they may be used so.
-const BINDS: &str = r#"
+pub const BINDS: &str = r#"
     device=/sys/bus/pci/devices/ff00:00:00.0
     bind() {
         echo $1 >$device/driver_override
@@ -44,8 +46,12 @@ const BINDS: &str = r#"
 /// With Linux 6.12 at both hosts. The borrower has an IOMMU of its own, beside which the module's is; with `iommu=pt`, as a bridge
 /// in software passes by it.
 pub fn trixie(dir: &Path) -> Result<()> {
-    let iommu = (VmIommu::Translating, "iommu=pt");
-    let mut hosts = start_with(dir, GuestRelease::Trixie, &DRIVE, iommu)?;
+    let borrower = BorrowerMachine {
+        iommu: VmIommu::Translating,
+        append: "iommu=pt",
+        ..BorrowerMachine::default()
+    };
+    let mut hosts = start_with(dir, GuestRelease::Trixie, &DRIVE, &borrower)?;
     let outcome = join_with(&mut hosts, MODELS)
         .and_then(|()| used(&mut hosts))
         .and_then(|()| returned(&mut hosts))

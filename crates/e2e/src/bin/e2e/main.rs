@@ -3,7 +3,7 @@
 //! the rack relies on, crash by crash.
 //!
 //! Usage: `e2e DIR [SCENARIO]...`; without names all scenarios run, in order, but those that are the same as another one on
-//! another version of Linux: `e2e DIR --more` runs these. The guests boot once and are shared; a scenario leaves them as
+//! another version of Linux or take minutes: `e2e DIR --more` runs these. The guests boot once and are shared; a scenario leaves them as
 //! it found them. One that fails does not: those after it have a rack and guests of their own, and all that failed is told.
 
 mod accelerators;
@@ -24,6 +24,7 @@ mod nics;
 mod ntb_link;
 mod outside;
 mod packages;
+mod passthrough;
 mod peers;
 mod physical;
 mod programs;
@@ -61,10 +62,11 @@ type Scenario = (&'static str, fn(&mut RackWithGuests) -> Result<()>);
 type Alone = (&'static str, fn(&Path) -> Result<()>);
 
 /// Those without a rack, which come first.
-const ALONE: [Alone; 9] = [
+const ALONE: [Alone; 10] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
     ("a host's own driver drives a drive of another host", metal::borrowed),
     ("a program drives a drive of another host by its own host's vfio-pci", isolated::trixie),
+    ("a VM boots from a drive of another host by its own host's vfio-pci", passthrough::boots),
     ("two hosts share memory and ring each other through a bridge in software", ntb_link::shared),
     ("Linux 6.12 returns no way to a drive that is in use by its last one", controllers::trixie),
     ("hosts of a test bed borrow and return a drive many times", testbed::borrowed),
@@ -73,10 +75,11 @@ const ALONE: [Alone; 9] = [
     ("a machine's systemd runs the package's control plane and node", packages::units),
 ];
 
-/// Those without a rack that are the same as another one on another version of Linux.
-const MORE_ALONE: [Alone; 2] = [
+/// Those without a rack that are the same as another one on another version of Linux, or take minutes.
+const MORE_ALONE: [Alone; 3] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("Linux 6.1 returns no way to a drive that is in use by its last one", controllers::bookworm),
+    ("a stock kernel in a VM drives a drive of another host", passthrough::stock_kernel),
 ];
 
 /// The same of those with a rack.

@@ -12,7 +12,7 @@ use rackbus_vm::metal::{BridgeProcess, FILES};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
 
 /// What the scripts have in common.
-const PRELUDE: &str = r#"
+pub const PRELUDE: &str = r#"
     set -e
     cd /tmp
     export PATH=/mnt/files/bin:$PATH XDG_STATE_HOME=/tmp/state
@@ -38,8 +38,8 @@ const PRELUDE: &str = r#"
     }
 "#;
 
-/// How long a host's program runs at most.
-const LIMIT: Duration = Duration::from_secs(300);
+/// How long a host's program runs at most: longer than any test.
+const LIMIT: Duration = Duration::from_secs(7200);
 
 /// The lender's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
 pub const DRIVE: [&str; 2] =
@@ -58,19 +58,37 @@ pub struct MetalHosts {
     _switch: SharedNetwork,
 }
 
-/// Starts hosts of which the lender has these devices on the block node `medium`.
-pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalHosts> {
-    start_with(dir, guest, devices, (VmIommu::Absent, ""))
+/// What a borrower's machine has.
+pub struct BorrowerMachine {
+    pub iommu: VmIommu,
+    /// On its kernel's command line.
+    pub append: &'static str,
+    /// Its memory, and that of the lender's that a bridge reaches, in MiB.
+    pub memory_mib: u32,
+    /// Puts what it is given beside the programs there.
+    pub files: fn(&Path) -> Result<()>,
 }
 
-/// The same, with a borrower that has such an IOMMU, and this on its kernel's command line.
+impl Default for BorrowerMachine {
+    fn default() -> Self {
+        Self { iommu: VmIommu::Absent, append: "", memory_mib: 512, files: |_| Ok(()) }
+    }
+}
+
+/// Starts hosts of which the lender has these devices on the block node `medium`.
+pub fn start(dir: &Path, guest: GuestRelease, devices: &[&str]) -> Result<MetalHosts> {
+    start_with(dir, guest, devices, &BorrowerMachine::default())
+}
+
+/// The same, with a borrower whose machine is as this says.
 pub fn start_with(
     dir: &Path,
     guest: GuestRelease,
     devices: &[&str],
-    (iommu, append): (VmIommu, &str),
+    machine: &BorrowerMachine,
 ) -> Result<MetalHosts> {
-    let bridge = start_bridge(&dir.join("bridge"), &[])?;
+    let memory = format!("{}M", machine.memory_mib);
+    let bridge = start_bridge(&dir.join("bridge"), &["--memory", &memory])?;
     let assets = Assets::of_user();
     let files = dir.join("files");
     let programs = ["rackbus", "mapped", "physical"];
@@ -93,9 +111,11 @@ pub fn start_with(
     spec.devices = vec!["-blockdev".to_owned(), medium];
     spec.devices.extend(devices.iter().map(|it| (*it).to_owned()));
     let mut lender = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
+    (machine.files)(&files)?;
     let mut spec = bridge.machine(ENDS[1], guest);
     (spec.files, spec.cable, spec.cpus) = (Some(files), Some(far), 2);
-    (spec.iommu, spec.append) = (iommu, append.to_owned());
+    (spec.iommu, spec.append) = (machine.iommu, machine.append.to_owned());
+    spec.memory_mib = machine.memory_mib;
     let mut borrower = BareMetalMachine::start(&assets, &spec, bridge.dir())?;
     lender.booted()?;
     borrower.booted()?;
