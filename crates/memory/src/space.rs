@@ -412,6 +412,20 @@ impl DmaSpace {
         self.find_slice(iova, length, access).map(|(_, slice)| slice)
     }
 
+    /// Whether all of it could be reached, in however many pieces; nothing is counted as refused.
+    pub fn is_mapped(&self, iova: u64, length: usize, access: Access) -> bool {
+        let mut done = 0;
+        while done < length {
+            let left = (length - done) as u64;
+            let hit = iova.checked_add(done as u64).map(|at| self.find(at, left, access));
+            match hit {
+                Some(Ok(hit)) if hit.length > 0 => done += hit.length.min(left) as usize,
+                _ => return false,
+            }
+        }
+        self.master
+    }
+
     #[inline]
     fn find_slice(
         &self,

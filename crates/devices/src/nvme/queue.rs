@@ -35,13 +35,19 @@ struct Ring {
 impl Ring {
     fn new(dma: &DmaSpace, base: u64, entries: u16, entry: usize, access: Access) -> Ring {
         let length = usize::from(entries) * entry;
-        let mut ring = Ring { base, length, entry, access, memory: None };
-        ring.resolve(dma);
-        ring
+        let memory = pin_asked((dma, access), (base, length), entry);
+        Ring { base, length, entry, access, memory }
     }
 
     fn resolve(&mut self, dma: &DmaSpace) {
         self.memory = pin_ring((dma, self.access), (self.base, self.length), self.entry);
+    }
+
+    /// Its memory is wanted now: where it cannot be reached, that is a refused access.
+    fn want(&self, dma: &DmaSpace) {
+        if self.memory.is_none() {
+            let _ = pin_asked((dma, self.access), (self.base, self.length), self.entry);
+        }
     }
 
     /// The entry at `index`; `None` when the ring's memory cannot be reached.
@@ -51,9 +57,20 @@ impl Ring {
     }
 }
 
-/// Memory that is looked at without a command of its driver's, where it can be reached and has entries of so many bytes. A drive that
-/// may not master the bus asks for none: nothing would be refused that anybody wants.
+/// Memory that is looked at without a command of its driver's, where it can be reached and has entries of so many bytes. Nothing
+/// counts as refused: a hypervisor that maps its guest's memory anew takes away and gives back what nobody wants meanwhile.
 pub(super) fn pin_ring(
+    (dma, access): (&DmaSpace, Access),
+    (address, length): (u64, usize),
+    entry: usize,
+) -> Option<PinnedPieces> {
+    let mapped = dma.is_mapped(address, length, access);
+    mapped.then(|| pin_asked((dma, access), (address, length), entry))?
+}
+
+/// The same for a driver that asks for it: what cannot be reached counts as refused. A drive that may not master the bus asks for
+/// none.
+pub(super) fn pin_asked(
     (dma, access): (&DmaSpace, Access),
     (address, length): (u64, usize),
     entry: usize,
@@ -112,6 +129,11 @@ impl SubmissionQueue {
     /// Whether the ring's memory can be reached.
     pub fn reachable(&self) -> bool {
         self.ring.memory.is_some()
+    }
+
+    /// Its memory is wanted now: where it cannot be reached, that is a refused access.
+    pub fn want(&self, dma: &DmaSpace) {
+        self.ring.want(dma);
     }
 
     /// The queue as a value, commands that were read and not completed included.
@@ -281,6 +303,11 @@ impl CompletionQueue {
     /// Whether the ring's memory can be reached.
     pub fn reachable(&self) -> bool {
         self.ring.memory.is_some()
+    }
+
+    /// Its memory is wanted now: where it cannot be reached, that is a refused access.
+    pub fn want(&self, dma: &DmaSpace) {
+        self.ring.want(dma);
     }
 
     /// The queue as a value, completions that have no room yet included.

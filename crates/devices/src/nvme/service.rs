@@ -128,7 +128,7 @@ impl Nvme {
             return (0, TurnEnd::Idle);
         }
         if !self.state.is_reachable(queue) {
-            self.state.out_of_reach(qid, bus.now_ns);
+            self.state.out_of_reach(bus.dma, qid, bus.now_ns);
             return (0, TurnEnd::Idle);
         }
         // First, so that the look at the user takes no time of its own.
@@ -285,7 +285,7 @@ impl Nvme {
             // Its entry stays kept until the queue can be reached again.
             queue.reserve();
             self.state.held.push(HeldCompletion { qid, cid, status, dw0 });
-            self.state.out_of_reach(qid, bus.now_ns);
+            self.state.out_of_reach(bus.dma, qid, bus.now_ns);
         }
     }
 

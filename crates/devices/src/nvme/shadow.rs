@@ -22,7 +22,7 @@ use rackbus_memory::{Access, DmaSpace, PinnedPieces};
 use rackbus_pci::RestoreError;
 use serde::{Deserialize, Serialize};
 
-use super::queue::pin_ring;
+use super::queue::{pin_asked, pin_ring};
 use super::saved::require;
 
 /// Rings of up to this many entries are filled to the brim as a matter of course.
@@ -42,9 +42,9 @@ pub struct ShadowPages {
 impl ShadowPages {
     /// The pages at these addresses, `length` bytes each.
     pub fn new(dma: &DmaSpace, values: u64, events: u64, length: usize) -> Self {
-        let addresses = [values, events];
+        let (addresses, by) = ([values, events], (dma, Access::READ | Access::WRITE));
         let mut pages = ShadowPages { addresses, length, values: None, events: None };
-        pages.resolve(dma);
+        pages.take(|place| pin_asked(by, place, size_of::<u32>()));
         pages
     }
 
@@ -56,8 +56,12 @@ impl ShadowPages {
     /// Looks up the pages' memory again. They are used only when both can be reached.
     pub fn resolve(&mut self, dma: &DmaSpace) {
         let by = (dma, Access::READ | Access::WRITE);
-        let pin = |address| pin_ring(by, (address, self.length), size_of::<u32>());
-        let [values, events] = self.addresses.map(pin);
+        self.take(|place| pin_ring(by, place, size_of::<u32>()));
+    }
+
+    /// Takes the memory that `pin` finds at addresses and lengths.
+    fn take(&mut self, pin: impl Fn((u64, usize)) -> Option<PinnedPieces>) {
+        let [values, events] = self.addresses.map(|address| pin((address, self.length)));
         (self.values, self.events) = match (values, events) {
             (Some(values), Some(events)) => (Some(values), Some(events)),
             _ => (None, None),

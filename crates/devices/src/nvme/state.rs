@@ -167,9 +167,14 @@ impl ControllerState {
     }
 
     /// Queue `qid` has commands or completions and cannot be reached.
-    pub fn out_of_reach(&mut self, qid: u16, now_ns: u64) {
-        if let Some(queue) = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) {
-            queue.unreachable_since.get_or_insert(now_ns);
+    pub fn out_of_reach(&mut self, dma: &DmaSpace, qid: u16, now_ns: u64) {
+        let queue = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut);
+        let Some(queue) = queue.filter(|queue| queue.unreachable_since.is_none()) else { return };
+        queue.unreachable_since = Some(now_ns);
+        queue.want(dma);
+        let cqid = queue.cqid;
+        if let Some(queue) = self.cq(cqid) {
+            queue.want(dma);
         }
         self.find_unreachable();
     }

@@ -148,6 +148,38 @@ proptest! {
     }
 }
 
+/// A hypervisor maps its guest's memory anew, as QEMU does when a machine is reset.
+#[test]
+fn memory_of_queues_that_nobody_wants_meanwhile_is_not_refused() {
+    for shadow in [false, true] {
+        let mut host = TestHost::with_memory(1 << 20);
+        assert_eq!(host.write_blocks(0, &[1; 512]), Status::SUCCESS);
+        if shadow {
+            host.configure_shadow();
+        }
+        let refused = |host: &TestHost| host.endpoint.dma().refusals().get().0;
+        let before = refused(&host);
+        host.unmap_ram();
+        host.poll();
+        assert_eq!(refused(&host), before, "refused accesses that nobody asked for");
+        host.map_ram();
+        host.poll();
+        let buffer = host.scratch();
+        let read = host.enqueue(1, transfer(IoOpcode::Read, 0, 512, buffer));
+        host.ring(1);
+        assert_eq!(host.wait(1, read).status(), Status::SUCCESS);
+        assert_eq!(refused(&host), before);
+        // Whose driver asks for what is not there is told.
+        let buffer = host.scratch();
+        host.enqueue(1, transfer(IoOpcode::Read, 0, 512, buffer));
+        host.unmap_ram();
+        let tail = host.pairs[&1].tail;
+        host.write4(reg::sq_tail_doorbell(1, DOORBELL_STRIDE), tail.into());
+        host.poll();
+        assert!(refused(&host) > before, "nothing was refused, shadow doorbells: {shadow}");
+    }
+}
+
 /// A driver in user space that ends without a word: its kernel turns bus mastering off, and no more.
 #[test]
 fn a_drive_that_may_not_master_the_bus_any_more_asks_for_no_memory() {
