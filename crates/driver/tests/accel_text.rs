@@ -17,12 +17,12 @@ static ALLOCATOR: WipingAllocator = WipingAllocator;
 
 /// What each byte is xored with of what must not be in memory by this test itself.
 const MASK: u8 = 0xa5;
-/// What the tenant's text consists of, masked. No other text begins so.
+/// What the tenant's text consists of, masked: letters, so that it may be a pattern. No other text begins so.
 const MASKED_TEXT: [u8; 24] = {
     let mut text = [0; 24];
     let mut n = 0;
     while n < 24 {
-        text[n] = (n as u8).wrapping_mul(53) ^ 0x9b;
+        text[n] = (b'a' + n as u8 * 7 % 26) ^ MASK;
         n += 1;
     }
     text
@@ -71,10 +71,27 @@ fn run(accel: &mut Accel, stages: &[(Operation, u16)], input: &[u8]) -> Vec<u8> 
     accel.run(&work, input, (2 * input.len() + 4096).min(1 << 20)).unwrap()
 }
 
+/// Patterns are text, too: copies of it are made to compile them, and of what is compiled for each scan.
+fn run_scans(pool: &Arc<EnginePool>) {
+    let patterns = |times: usize| MASKED_TEXT.map(|byte| byte ^ MASK).repeat(times);
+    for length in [200, 60_000, 900_000] {
+        let mut accel = tenant(pool);
+        let (pattern, message) = (patterns(20), text(length));
+        let context = accel.create_context(Operation::RegexScan, &pattern).unwrap();
+        let refused = [&pattern[..], b"("].concat();
+        accel.create_context(Operation::RegexScan, &refused).unwrap_err();
+        run(&mut accel, &[(Operation::RegexScan, context)], &message);
+        [pattern, refused, message].into_iter().for_each(wipe);
+        drop(accel);
+        assert_eq!(found(), <Vec<String>>::default(), "a scan of {length} bytes");
+    }
+}
+
 /// Done by the function's own thread, by an engine's whole, and in parts; one of them is given up in the middle.
 #[test]
 fn text_is_gone_from_engines_when_the_function_is_given_back() {
     let pool = EnginePool::new(PoolOptions::default());
+    run_scans(&pool);
     for (there, back) in [
         (Operation::Deflate, Operation::Inflate),
         (Operation::ZstdCompress, Operation::ZstdDecompress),

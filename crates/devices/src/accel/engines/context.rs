@@ -4,6 +4,7 @@ use std::fmt;
 
 use aes::Aes256Enc;
 use aes::cipher::KeyInit;
+use rackbus_memory::wiping::WipeFreed;
 use rackbus_spec::accel::{Operation, OperationStatus};
 use regex_automata::hybrid::dfa::DFA;
 use zeroize::{Zeroize, Zeroizing};
@@ -11,12 +12,29 @@ use zeroize::{Zeroize, Zeroizing};
 use super::aws_lc::{CounterKey, GcmKey};
 use super::regex;
 
-/// A context. What is secret in it is wiped when it is dropped.
+/// A context. What is in it is wiped when it is dropped.
 pub enum Context {
     /// A key, as AES uses it.
     Key(Box<CipherKey>),
     /// Patterns, compiled into one automaton.
-    Patterns(Box<DFA>),
+    Patterns(Patterns),
+}
+
+/// Patterns, compiled into one automaton. It is wiped as it is freed, wherever that is.
+pub struct Patterns(Option<Box<DFA>>);
+
+impl Patterns {
+    /// The automaton, which is there until this is dropped.
+    pub fn automaton(&self) -> Option<&DFA> {
+        self.0.as_deref()
+    }
+}
+
+impl Drop for Patterns {
+    fn drop(&mut self) {
+        let _wiping = WipeFreed::begin();
+        self.0 = None;
+    }
 }
 
 impl fmt::Debug for Context {
@@ -71,11 +89,16 @@ impl Context {
         operation: Operation,
         data: &Zeroizing<Vec<u8>>,
     ) -> Result<Context, OperationStatus> {
+        // Patterns are compiled by way of copies of their text.
+        let _wiping = WipeFreed::begin();
         match operation {
             Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen => {
                 Ok(Context::Key(CipherKey::new(data)?))
             }
-            Operation::RegexScan => regex::compile(data).map(Box::new).map(Context::Patterns),
+            Operation::RegexScan => {
+                let automaton = regex::compile(data).map(Box::new)?;
+                Ok(Context::Patterns(Patterns(Some(automaton))))
+            }
             _ => Err(OperationStatus::InvalidOperation),
         }
     }

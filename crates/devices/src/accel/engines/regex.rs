@@ -68,8 +68,11 @@ pub struct Scan {
 impl Scan {
     pub fn new(request: &OperationRequest<'_>) -> Result<Scan, OperationStatus> {
         let context = request.context.ok_or(OperationStatus::InvalidContext)?.clone();
-        let Context::Patterns(dfa) = &*context else { return Err(OperationStatus::InvalidContext) };
-        let dfa = DFA::clone(dfa);
+        let automaton = match &*context {
+            Context::Patterns(patterns) => patterns.automaton(),
+            Context::Key(_) => None,
+        };
+        let dfa = automaton.ok_or(OperationStatus::InvalidContext)?.clone();
         let mut cache = dfa.create_cache();
         let state = start(&dfa, &mut cache)?;
         Ok(Scan { context, dfa, cache, state, offset: 0, told: 0, ended: false })
