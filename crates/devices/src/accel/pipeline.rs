@@ -110,9 +110,9 @@ impl Pipeline {
         }
     }
 
-    /// Whether all of its engines are of kinds that `which` says.
-    pub fn all(&self, which: impl Fn(Operation) -> bool) -> bool {
-        self.stages.iter().all(|stage| which(stage.operation))
+    /// Whether all of its engines are such as `which` says.
+    pub fn all(&self, which: impl Fn(Operation, &dyn RunningOperation) -> bool) -> bool {
+        self.stages.iter().all(|stage| which(stage.operation, &*stage.engine))
     }
 
     /// Whether it has no engines.

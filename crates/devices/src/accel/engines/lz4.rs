@@ -226,9 +226,80 @@ impl RunningOperation for Lz4Decompressor {
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
+        let usual = self.may_wait();
         let frame = self.decoder.get_mut();
-        let usual = frame.is_usual() && self.checked;
         (frame.length, frame.read, self.checked) = (0, 0, false);
         usual
+    }
+
+    fn may_wait(&self) -> bool {
+        self.checked && self.decoder.get_ref().is_usual()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lz4_flex::frame::BlockMode;
+
+    use super::super::{Operation, Spare};
+    use super::*;
+
+    fn frame(message: &[u8], block_size: BlockSize, block_mode: BlockMode) -> Vec<u8> {
+        let info = FrameInfo::new().block_size(block_size).block_mode(block_mode);
+        let mut encoder = FrameEncoder::with_frame_info(info, Vec::new());
+        encoder.write_all(message).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn decode(engine: &mut Lz4Decompressor, frame: &[u8]) -> Result<Vec<u8>, OperationStatus> {
+        let (mut all, mut out, mut input) = (Vec::new(), vec![0; 4096], frame);
+        loop {
+            let step = engine.step(input, true, &mut out)?;
+            input = &input[step.read..];
+            all.extend_from_slice(&out[..step.written]);
+            if step.finished {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// A match that begins before its frame does not copy from the message before.
+    #[test]
+    fn a_frame_cannot_refer_to_the_one_before() {
+        for block_mode in [BlockMode::Independent, BlockMode::Linked] {
+            let mut engine = Lz4Decompressor::default();
+            let secret = frame(&[b's'; 60_000], BlockSize::Max64KB, BlockMode::Independent);
+            assert_eq!(decode(&mut engine, &secret), Ok(vec![b's'; 60_000]));
+            assert!(engine.renew(&OperationRequest::default()));
+            let head = &frame(b"", BlockSize::Max64KB, block_mode)[..7];
+            // A literal, four bytes from eight before, and five literals; the end mark.
+            let block = [10, 0, 0, 0, 0x10, b'a', 8, 0, 0x50, b'a', b'b', b'c', b'd', b'e'];
+            let found = decode(&mut engine, &[head, &block, &[0; 4]].concat());
+            assert_eq!(found, Err(OperationStatus::CorruptInput), "{block_mode:?}");
+        }
+    }
+
+    /// Memory that a frame's header or length asks for is given back with the operation.
+    #[test]
+    fn a_decoder_waits_for_the_next_frame_with_little_memory_only() {
+        // What does not get smaller.
+        let noise = |length: u32| {
+            let words = (0..length / 4).map(|n| n.wrapping_mul(0x9e37_79b9).rotate_left(n % 31));
+            words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+        };
+        for (length, block_size, block_mode, waits) in [
+            (60_000, BlockSize::Max64KB, BlockMode::Independent, 1),
+            (60_000, BlockSize::Max64KB, BlockMode::Linked, 0),
+            (60_000, BlockSize::Max4MB, BlockMode::Independent, 0),
+            (1_000_000, BlockSize::Max64KB, BlockMode::Independent, 0),
+        ] {
+            let mut engine = Box::new(Lz4Decompressor::default());
+            let message = noise(length);
+            let back = decode(&mut engine, &frame(&message, block_size, block_mode));
+            assert!(back == Ok(message));
+            let mut spare = Spare::default();
+            spare.put(Operation::Lz4Decompress, engine);
+            assert_eq!(spare.waiting(), waits, "{length} bytes, {block_size:?}, {block_mode:?}");
+        }
     }
 }

@@ -140,6 +140,12 @@ pub trait RunningOperation: Send {
         let _ = request;
         false
     }
+
+    /// After an operation that ended well: whether it may wait for a next one. One that can only be taken for this one, or
+    /// has more memory than most, may not.
+    fn may_wait(&self) -> bool {
+        true
+    }
 }
 
 /// What an operation is asked for, beside its input.

@@ -18,9 +18,9 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Keeps an engine whose operation has ended well, of the kinds that are kept.
+    /// Keeps an engine whose operation has ended well, where it may wait.
     pub fn put(&mut self, operation: Operation, engine: Box<dyn RunningOperation>) {
-        if is_kept(operation)
+        if is_kept(operation, &*engine)
             && let Some(place) = self.engines.get_mut(operation as usize)
         {
             *place = Some(engine);
@@ -44,7 +44,7 @@ impl Spare {
         }
     }
 
-    /// Keeps the engines of an operation that has ended well, of the kinds that are kept.
+    /// Keeps the engines of an operation that has ended well, where they may wait.
     pub fn put_pipeline(&mut self, mut pipeline: Pipeline) {
         if !pipeline.all(is_kept) {
             pipeline.dissolve(self);
@@ -58,6 +58,11 @@ impl Spare {
     /// The engines of the operation that ended last, if they were kept.
     pub fn take_pipeline(&mut self) -> Pipeline {
         std::mem::take(&mut self.pipeline)
+    }
+
+    /// How many engines wait, each by itself.
+    pub fn waiting(&self) -> usize {
+        self.engines.iter().flatten().count()
     }
 
     /// Zeroes the memory between engines, and gives the engines up.
@@ -75,13 +80,17 @@ impl Spare {
     }
 }
 
-/// Whether engines of this kind are kept: those with a key are wiped.
-fn is_kept(operation: Operation) -> bool {
-    !matches!(operation, Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen)
+/// Whether an engine is kept: those with a key are wiped.
+fn is_kept(operation: Operation, engine: &dyn RunningOperation) -> bool {
+    let has_key = matches!(
+        operation,
+        Operation::Aes256Ctr | Operation::Aes256GcmSeal | Operation::Aes256GcmOpen
+    );
+    !has_key && engine.may_wait()
 }
 
 impl std::fmt::Debug for Spare {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Spare").field(&self.engines.iter().flatten().count()).finish()
+        f.debug_tuple("Spare").field(&self.waiting()).finish()
     }
 }

@@ -135,7 +135,7 @@ fn a_chain_that_is_used_again_puts_out_what_a_new_one_does() {
                 let out = run_chain(&mut scratch, chain, &messages[nth], ROOM);
                 assert!(out.as_ref() == Ok(&expected[nth]), "{chain:?} of {first} and {second}");
                 let kept = scratch.spare.take_pipeline();
-                assert!(kept.all(|operation| chain.contains(&operation)) && !kept.is_empty());
+                assert!(kept.all(|operation, _| chain.contains(&operation)) && !kept.is_empty());
                 scratch.spare.put_pipeline(kept);
             }
             // One that ended before its output did leaves nothing, and neither does another chain.
