@@ -106,15 +106,16 @@ impl GcmKey {
     /// Opens a text in place, behind which is its tag. False where it is not authentic, and nothing is left of it then.
     pub fn open(&self, nonce: &[u8; NONCE], head: &[u8], sealed: &mut [u8]) -> bool {
         let Some((text, tag)) = sealed.split_last_chunk_mut::<BLOCK>() else { return false };
+        let (place, length) = (text.as_mut_ptr(), text.len());
         // SAFETY: all of them are slices, and the text is written where it is read.
         let opened = unsafe {
             aws_lc::EVP_AEAD_CTX_open_gather(
                 &raw const *self.0,
-                text.as_mut_ptr(),
+                place,
                 nonce.as_ptr(),
                 NONCE,
-                text.as_ptr(),
-                text.len(),
+                place,
+                length,
                 tag.as_ptr(),
                 BLOCK,
                 head.as_ptr(),
@@ -263,6 +264,8 @@ impl Drop for Sha256State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use aes::Aes256Enc;
     use aes::cipher::{KeyInit, StreamCipher};
     use ctr::cipher::InnerIvInit;
@@ -272,6 +275,31 @@ mod tests {
     use super::*;
 
     const SIZE: usize = 64 << 10;
+
+    /// Whoever changes a text while it is sealed has the tag of what came out: each byte is read once.
+    #[test]
+    fn what_is_sealed_of_a_text_that_changes_is_authentic() {
+        let key = GcmKey::new(&[5; KEY]).unwrap();
+        let memory = SharedMemory::create("changing", SIZE as u64).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = (0..=u8::MAX).cycle();
+                while !over.load(Ordering::Relaxed) {
+                    memory.whole().fill(bytes.next().unwrap_or(0));
+                }
+            });
+            let authentic = (0..400usize).all(|nth| {
+                let length = SIZE - nth;
+                let mut out = vec![0; length + BLOCK];
+                let text = SealedText::There(memory.whole().part(0, length).unwrap());
+                let sealed = key.seal(&[3; NONCE], b"head", text, &mut out);
+                sealed == Some(length + BLOCK) && key.open(&[3; NONCE], b"head", &mut out)
+            });
+            over.store(true, Ordering::Relaxed);
+            assert!(authentic);
+        });
+    }
 
     fn message() -> Vec<u8> {
         (0..SIZE as u32).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect()
@@ -304,6 +332,11 @@ mod tests {
             }
             let mut found = vec![0; total - done];
             to.whole().part(done, total - done).unwrap().copy_to(&mut found);
+            prop_assert!(found == expected[done..]);
+            // In the place of what went in.
+            let place = from.whole().part(start + done, total - done).unwrap();
+            CounterState::new(&key, first, done).apply_there(&key, place, place);
+            place.copy_to(&mut found);
             prop_assert!(found == expected[done..]);
         }
 

@@ -42,17 +42,27 @@ impl Tenant {
         input: u64,
         length: u32,
     ) -> (OperationStatus, Vec<u8>) {
+        let (status, written) = self.between(operation, (input, IOVA + OUTPUT), length);
+        (status, self.output(written as usize))
+    }
+
+    /// The same from one place to another; the bytes that it put out.
+    fn between(
+        &mut self,
+        operation: Operation,
+        (input, output): (u64, u64),
+        length: u32,
+    ) -> (OperationStatus, u32) {
         let asked = Descriptor {
             stages: [operation as u8, 0, 0, 0],
             contexts: [u16::from(engines::takes_nonce(operation)), 0, 0, 0],
             input,
-            output: IOVA + OUTPUT,
+            output,
             input_length: length,
             output_length: length + 64,
             ..Descriptor::default()
         };
-        let (status, written) = self.ask(asked);
-        (status, self.output(written as usize))
+        self.ask(asked)
     }
 
     fn fill_input(&self, length: usize) {
@@ -124,20 +134,30 @@ fn a_message_whose_file_is_truncated_under_engines_harms_nobody() {
     const ELSEWHERE: u64 = IOVA + (64 << 20);
     let pool = EnginePool::new(PoolOptions::default());
     for operation in THERE {
-        for length in LENGTHS {
+        for (length, writes) in LENGTHS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
             let mut tenant = Tenant::with_key(&pool, 1, operation);
             let flags = rustix::fs::MemfdFlags::CLOEXEC;
             let file = rustix::fs::memfd_create("truncated", flags).unwrap();
-            rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+            rustix::fs::ftruncate(&file, 2 << 20).unwrap();
             let handle = MemoryHandle::new(file.try_clone().unwrap(), 0).unwrap();
             let access = Access::READ | Access::WRITE;
-            tenant.endpoint.map(ELSEWHERE, 1 << 20, access, Some(handle)).unwrap();
+            tenant.endpoint.map(ELSEWHERE, 2 << 20, access, Some(handle)).unwrap();
             rustix::fs::ftruncate(&file, 0).unwrap();
-            let (status, _) = tenant.done(operation, ELSEWHERE, length);
-            assert!(
-                matches!(status, OperationStatus::Success | OperationStatus::Transfer),
-                "{operation:?} of {length} bytes ends with {status:?}"
-            );
+            tenant.fill_input(length as usize);
+            let (here, there) = (IOVA + INPUT, ELSEWHERE);
+            // The first of them finds the pages gone.
+            let places = match writes {
+                true => [(here, there), (there, IOVA + OUTPUT)],
+                false => [(there, IOVA + OUTPUT), (here, there)],
+            };
+            for (nth, places) in places.into_iter().enumerate() {
+                let (status, _) = tenant.between(operation, places, length);
+                assert!(
+                    status == OperationStatus::Success
+                        || nth > 0 && status == OperationStatus::Transfer,
+                    "{operation:?} of {length} bytes at {places:x?} ends with {status:?}"
+                );
+            }
             let expected = expected(operation, length);
             tenant.fill_input(length as usize);
             let next = tenant.done(operation, IOVA + INPUT, length);
