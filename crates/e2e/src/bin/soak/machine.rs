@@ -119,8 +119,8 @@ impl<'a> Machines<'a> {
 
     /// Uses what a machine that has booted was started with.
     fn live_with(&mut self, guest: &mut Guest, host: &str, later: bool, peers: bool) -> Result<()> {
-        let mut unusable = Unusable::default();
-        unusable.peers = !(peers && peers::prepare(guest) && self.move_both_ways(guest)?);
+        let peers = peers && peers::prepare(guest) && self.move_both_ways(guest)?;
+        let mut unusable = Unusable { peers: !peers, ..Unusable::default() };
         match later {
             true => self.live_with_hot_add(guest, host, &mut unusable),
             false => self.live(guest, &mut unusable),
