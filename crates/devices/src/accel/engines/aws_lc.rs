@@ -32,7 +32,7 @@ pub enum SealedText<'a> {
     InPlace(usize),
     /// In memory that nobody changes.
     Own(&'a [u8]),
-    /// In a tenant's.
+    /// In memory of a tenant's, who may change it meanwhile.
     There(DmaSlice<'a>),
 }
 
@@ -231,7 +231,7 @@ impl Default for Sha256State {
 }
 
 impl Sha256State {
-    /// Adds what follows.
+    /// Adds what follows in a message, in memory that nobody changes.
     pub fn add(&mut self, input: &[u8]) {
         // SAFETY: the bytes are a slice.
         unsafe { aws_lc::SHA256_Update(&mut self.0, input.as_ptr().cast(), input.len()) };

@@ -52,7 +52,7 @@ pub struct CipherKey {
     pub cipher: Aes256Enc,
     /// For GCM of whole messages.
     pub gcm: GcmKey,
-    /// For counter mode.
+    /// For counter mode, in whatever parts.
     pub counter: CounterKey,
 }
 

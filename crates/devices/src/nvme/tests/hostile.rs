@@ -148,16 +148,26 @@ proptest! {
     }
 }
 
+/// A drive whose first block is ones, with or without shadow doorbells.
+fn written_drive(shadow: bool) -> TestHost {
+    let mut host = TestHost::with_memory(1 << 20);
+    assert_eq!(host.write_blocks(0, &[1; 512]), Status::SUCCESS);
+    if shadow {
+        host.configure_shadow();
+    }
+    host
+}
+
+/// Accesses to memory that were refused so far.
+fn refused(host: &TestHost) -> u64 {
+    host.endpoint.dma().refusals().get().0
+}
+
 /// A hypervisor maps its guest's memory anew, as QEMU does when a machine is reset.
 #[test]
 fn memory_of_queues_that_nobody_wants_meanwhile_is_not_refused() {
     for shadow in [false, true] {
-        let mut host = TestHost::with_memory(1 << 20);
-        assert_eq!(host.write_blocks(0, &[1; 512]), Status::SUCCESS);
-        if shadow {
-            host.configure_shadow();
-        }
-        let refused = |host: &TestHost| host.endpoint.dma().refusals().get().0;
+        let mut host = written_drive(shadow);
         let before = refused(&host);
         host.unmap_ram();
         host.poll();
@@ -184,12 +194,7 @@ fn memory_of_queues_that_nobody_wants_meanwhile_is_not_refused() {
 #[test]
 fn a_drive_that_may_not_master_the_bus_any_more_asks_for_no_memory() {
     for shadow in [false, true] {
-        let mut host = TestHost::with_memory(1 << 20);
-        assert_eq!(host.write_blocks(0, &[1; 512]), Status::SUCCESS);
-        if shadow {
-            host.configure_shadow();
-        }
-        let refused = |host: &TestHost| host.endpoint.dma().refusals().get().0;
+        let mut host = written_drive(shadow);
         let before = refused(&host);
         host.command_register(0b010);
         host.poll();
