@@ -8,7 +8,7 @@ use super::buffer::EngineBuffer;
 use super::engines::{self, LEAST_ROOM, OperationRequest, Portion, RunningOperation, Spare};
 
 /// Bytes that wait between two engines at most, and that an engine puts out in a step.
-const BETWEEN: usize = 16 << 10;
+pub const BETWEEN: usize = 16 << 10;
 
 /// A chain of engines, of one at least.
 #[derive(Default)]

@@ -3,13 +3,24 @@
 use flate2::{Compression, FlushCompress, FlushDecompress, Status as State};
 use rackbus_spec::accel::OperationStatus;
 
+use super::super::pipeline::BETWEEN;
 use super::{EngineStep, OperationRequest, Portion, RunningOperation};
 
-pub struct Deflate(flate2::Compress);
+/// So many bytes the library has at a time. As many may wait between two engines, so that each engine comes to have them.
+const BLOCK: usize = BETWEEN;
+
+/// What it puts out depends on the message alone. The library's output depends on how much input it has at a time, and on
+/// when it is told that the message ends: it has a block at a time, and is told behind the last one.
+pub struct Deflate {
+    stream: flate2::Compress,
+    /// It was told that the message ends.
+    ending: bool,
+}
 
 impl Default for Deflate {
     fn default() -> Deflate {
-        Deflate(flate2::Compress::new(Compression::fast(), false))
+        let stream = flate2::Compress::new(Compression::fast(), false);
+        Deflate { stream, ending: false }
     }
 }
 
@@ -20,12 +31,27 @@ impl RunningOperation for Deflate {
         last: bool,
         out: &mut [u8],
     ) -> Result<EngineStep, OperationStatus> {
-        let before = (self.0.total_in(), self.0.total_out());
-        let flush = if last { FlushCompress::Finish } else { FlushCompress::None };
-        let state =
-            self.0.compress(input, out, flush).map_err(|_| OperationStatus::EngineFailed)?;
-        let after = (self.0.total_in(), self.0.total_out());
-        Ok(step(before, after, state == State::StreamEnd))
+        let Deflate { stream, ending } = self;
+        let totals = |stream: &flate2::Compress| (stream.total_in(), stream.total_out());
+        let before = totals(stream);
+        let mut progress = true;
+        loop {
+            let now = totals(stream);
+            let done = step(before, now, false);
+            let (rest, out) = (&input[done.read..], &mut out[done.written..]);
+            let left_of_block = BLOCK - (now.0 % BLOCK as u64) as usize;
+            *ending |= last && rest.is_empty();
+            if !progress || out.is_empty() || rest.len() < left_of_block && !last {
+                return Ok(done);
+            }
+            let flush = if *ending { FlushCompress::Finish } else { FlushCompress::None };
+            let block = &rest[..rest.len().min(left_of_block)];
+            let state = stream.compress(block, out, flush);
+            if state.map_err(|_| OperationStatus::EngineFailed)? == State::StreamEnd {
+                return Ok(step(before, totals(stream), true));
+            }
+            progress = totals(stream) != now;
+        }
     }
 
     fn portion(&self) -> Portion {
@@ -33,7 +59,8 @@ impl RunningOperation for Deflate {
     }
 
     fn renew(&mut self, _: &OperationRequest<'_>) -> bool {
-        self.0.reset();
+        self.ending = false;
+        self.stream.reset();
         true
     }
 }

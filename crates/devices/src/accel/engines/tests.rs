@@ -383,6 +383,23 @@ fn grep_finds_the_same_lines() {
     }
 }
 
+/// Bytes that compress somewhat: a few letters, and every so often what was there before.
+fn mixed(seed: u64, length: usize, repeats: u64) -> Vec<u8> {
+    let (mut state, mut message) = (seed, Vec::with_capacity(length));
+    while message.len() < length {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let back = (state >> 40) as usize % (message.len() + 1);
+        if (state >> 20).is_multiple_of(repeats) && back > 0 {
+            let end = (message.len() - back + (state >> 60) as usize * 40).min(message.len());
+            message.extend_from_within(message.len() - back..end);
+        } else {
+            message.push((state >> 59) as u8);
+        }
+    }
+    message.truncate(length);
+    message
+}
+
 proptest! {
     /// An engine that was used before puts out what a new one does, also of a message of which it knows the length, and
     /// after one that failed.
@@ -417,6 +434,23 @@ proptest! {
                 let out = run_with(&mut spare, hash, &none, &message, (1000, 700));
                 prop_assert_eq!(out, run(hash, &none, &message, (5000, 700)), "{:?}", hash);
             }
+        }
+    }
+
+    /// What compressors put out is the same however their input is cut: how much of a message an engine does at a time
+    /// depends on what others want of it.
+    #[test]
+    fn compressed_messages_do_not_depend_on_how_they_are_cut(
+        seed: u64, length in prop_oneof![0usize..2000, 0usize..400_000], repeats in 1u64..200,
+        piece in prop_oneof![1usize..9000, 1usize..300_000], room in LEAST_ROOM..40_000, known: bool,
+    ) {
+        let message = mixed(seed, length, repeats);
+        let length = known.then_some(message.len());
+        let request = OperationRequest { length, ..OperationRequest::default() };
+        for operation in [Operation::Deflate, Operation::ZstdCompress, Operation::Lz4Compress] {
+            let out = run(operation, &request, &message, (piece, room)).unwrap();
+            let expected = whole(operation, &request, &message).unwrap();
+            prop_assert!(out == expected, "{:?}: {} and {} bytes", operation, out.len(), expected.len());
         }
     }
 

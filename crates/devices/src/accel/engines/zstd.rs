@@ -11,7 +11,19 @@ const LEVEL: i32 = 1;
 /// Power of two of the bytes that a frame may look back: what a tenant's frame can make the engine keep.
 const WINDOW: u32 = 21;
 
-pub struct ZstdCompressor(CCtx<'static>);
+/// A frame's blocks are so long at most (RFC 8878, section 3.1.1.2.4).
+const BLOCK: usize = 128 << 10;
+
+/// What it puts out depends on the message alone, and on whether its length is known. The library does several blocks
+/// otherwise where they are than it does one after the other in its own memory, and takes a message that it has whole for
+/// one of a known length: it is told that the message ends with the only block of a known one, and else behind all of it.
+pub struct ZstdCompressor {
+    context: CCtx<'static>,
+    /// The message is one block, and its length is known.
+    one_block: bool,
+    /// It was told that the message ends.
+    ending: bool,
+}
 
 impl ZstdCompressor {
     pub fn new(request: &OperationRequest<'_>) -> Result<ZstdCompressor, OperationStatus> {
@@ -19,14 +31,15 @@ impl ZstdCompressor {
         for parameter in [CParameter::CompressionLevel(LEVEL), CParameter::WindowLog(WINDOW - 2)] {
             context.set_parameter(parameter).map_err(|_| OperationStatus::EngineFailed)?;
         }
-        let mut engine = ZstdCompressor(context);
+        let mut engine = ZstdCompressor { context, one_block: false, ending: false };
         if engine.expect(request) { Ok(engine) } else { Err(OperationStatus::EngineFailed) }
     }
 
     /// How long the message is, which its frame says then, and for which the library takes smaller tables.
     fn expect(&mut self, request: &OperationRequest<'_>) -> bool {
+        self.one_block = request.length.is_some_and(|length| length <= BLOCK);
         let length = request.length.map(|length| length as u64);
-        self.0.set_pledged_src_size(length).is_ok()
+        self.context.set_pledged_src_size(length).is_ok()
     }
 }
 
@@ -38,13 +51,16 @@ impl RunningOperation for ZstdCompressor {
         out: &mut [u8],
     ) -> Result<EngineStep, OperationStatus> {
         let (mut source, mut target) = (InBuffer::around(input), OutBuffer::around(out));
-        let end = match last {
-            true => ZSTD_EndDirective::ZSTD_e_end,
-            false => ZSTD_EndDirective::ZSTD_e_continue,
+        let mut compress = |source: &mut InBuffer<'_>, end| {
+            let left = self.context.compress_stream2(&mut target, source, end);
+            left.map_err(|_| OperationStatus::EngineFailed)
         };
-        let left = self.0.compress_stream2(&mut target, &mut source, end);
-        let left = left.map_err(|_| OperationStatus::EngineFailed)?;
-        let finished = last && left == 0;
+        self.ending |= last && self.one_block;
+        if !self.ending {
+            compress(&mut source, ZSTD_EndDirective::ZSTD_e_continue)?;
+            self.ending = last && source.pos() == input.len();
+        }
+        let finished = self.ending && compress(&mut source, ZSTD_EndDirective::ZSTD_e_end)? == 0;
         Ok(EngineStep { read: source.pos(), written: target.pos(), finished })
     }
 
@@ -53,7 +69,8 @@ impl RunningOperation for ZstdCompressor {
     }
 
     fn renew(&mut self, request: &OperationRequest<'_>) -> bool {
-        self.0.reset(ResetDirective::SessionOnly).is_ok() && self.expect(request)
+        self.ending = false;
+        self.context.reset(ResetDirective::SessionOnly).is_ok() && self.expect(request)
     }
 }
 
