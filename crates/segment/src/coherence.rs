@@ -142,6 +142,11 @@ impl ConnectionWindow {
         self.shadow.page(page)
     }
 
+    /// Each of `pages`, in order, with what is [known](ConnectionWindow::known) of it: sooner than one by one.
+    pub fn each_known(&self, pages: Range<u64>) -> impl Iterator<Item = (u64, &[u8; PAGE])> {
+        self.shadow.each(pages)
+    }
+
     /// The pages among `pages` of which the other side has something else than zeroes, or will have.
     pub fn known_pages(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
         self.shadow.pages(pages)

@@ -91,7 +91,7 @@ impl SessionCopies {
         let bytes = memory.and_then(|memory| {
             // Read once: the process may store there meanwhile.
             let part = memory.whole().part(from as usize, length as usize)?;
-            let mut bytes = vec![0; length as usize];
+            let mut bytes = far.copy_buffer(part.len());
             part.copy_to(&mut bytes);
             Some(bytes)
         });

@@ -17,6 +17,15 @@ impl Shadow {
         self.0.get(&page).map_or(&ZEROES, |bytes| bytes)
     }
 
+    /// Each of `pages`, in order, with all its bytes.
+    pub(super) fn each(&self, pages: Range<u64>) -> impl Iterator<Item = (u64, &[u8; PAGE])> {
+        let mut known = self.0.range(pages.clone()).peekable();
+        pages.map(move |page| {
+            let bytes = known.next_if(|(at, _)| **at == page);
+            (page, bytes.map_or(&ZEROES, |(_, bytes)| &**bytes))
+        })
+    }
+
     /// Those of `pages` that have something else than zeroes.
     pub(super) fn pages(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
         self.0.range(pages).map(|(page, _)| *page)

@@ -118,6 +118,11 @@ impl Batch {
         self.copied.iter().next()
     }
 
+    /// The memory that has what was copied.
+    pub fn into_copied(self) -> Vec<u8> {
+        self.copied.data
+    }
+
     /// What was copied, cut into parts in order, each of 1 to `most` bytes and no fewer than they need be, about as long as each
     /// other: while one is decrypted, the next is sent. They come behind the [others](Batch::parts).
     pub fn copied_parts(&self, most: usize) -> impl Iterator<Item = CopiedPart<'_>> {

@@ -45,6 +45,7 @@ proptest! {
             prop_assert_eq!(&replica, &memory);
             let used = pages(&memory).into_iter().filter(|(_, bytes)| bytes.iter().any(|it| *it != 0));
             prop_assert!(here.known_pages(0..u64::MAX).eq(used.map(|(page, _)| page)));
+            prop_assert!(here.each_known(1..9).eq((1..9).map(|page| (page, here.known(page)))));
             here.applied(batch.number()).unwrap();
         }
     }

@@ -168,6 +168,11 @@ impl Drop for BegunCopy {
 }
 
 impl Far {
+    /// Memory of `length` bytes for a copy, with anything in it.
+    pub fn copy_buffer(&self, length: usize) -> Vec<u8> {
+        self.buffers.take(length)
+    }
+
     /// Begins to copy a part to the memory that a connection leads to, behind those that were begun before.
     ///
     /// # Errors
@@ -269,7 +274,9 @@ impl Far {
         let outcomes = outcomes(&taken);
         self.lock().copies_ended(&outcomes, copies);
         self.flushed.notify_all();
-        !batches.is_empty()
+        let is_some = !batches.is_empty();
+        batches.into_iter().for_each(|(_, batch)| self.buffers.put(batch));
+        is_some
     }
 }
 

@@ -32,6 +32,9 @@ const LATELY: Duration = Duration::from_millis(20);
 const SHARE: u32 = 9;
 /// And one that found something by at least so many times, unless somebody waits for the next.
 const BUSY_SHARE: u32 = 1;
+/// Copies without a look are followed by a pause of a part of what the last look took: this one. Where the next copy is asked
+/// for meanwhile, one look is behind the one and before the other.
+const COPIES_PART: u32 = 8;
 /// Between two looks whether the other side still exists, and whether there is anything in common.
 const REST: Duration = Duration::from_secs(1);
 /// Bytes of stores in one message.
@@ -45,7 +48,7 @@ struct Cycle {
     some: bool,
     /// Whether there is anything to look at again.
     any: bool,
-    /// How long the look took.
+    /// How long the look took, or what is to be waited for as for one.
     looked: Duration,
 }
 
@@ -66,6 +69,8 @@ pub(super) fn keep_the_same(far: &Weak<Far>) {
         let Cycle { some, any, looked } = far.cycle();
         if some {
             changed = Instant::now();
+        } else if changed.elapsed() > LATELY {
+            far.buffers.clear();
         }
         pause = match (any, changed.elapsed() < LATELY) {
             (false, _) => REST,
@@ -123,7 +128,8 @@ impl Far {
         let waiting = self.hand_on_all();
         self.catch_up();
         if self.continue_copies() {
-            return Cycle { some: true, any: true, looked: Duration::ZERO };
+            let looked = self.lock().looked / COPIES_PART;
+            return Cycle { some: true, any: true, looked };
         }
         // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at
         // a connector when its first batch takes effect: what is stored to it from then on is looked at with all else.
@@ -150,6 +156,7 @@ impl Far {
         let all = all && copies.is_empty() && !batches.iter().any(is_lost);
         let mut state = self.lock();
         state.copies_ended(&outcomes, copies);
+        state.looked = looked;
         state.look_due = Some(Instant::now() + looked * SHARE);
         state.close(closing, all);
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
@@ -157,6 +164,7 @@ impl Far {
         }
         drop(state);
         self.flushed.notify_all();
+        batches.into_iter().for_each(|(_, batch)| self.buffers.put(batch));
         Cycle { some, any, looked }
     }
 

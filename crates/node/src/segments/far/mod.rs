@@ -8,6 +8,7 @@
 //! one order.
 
 mod bells;
+mod buffers;
 mod copying;
 mod cycle;
 mod flushes;
@@ -33,6 +34,7 @@ use rackbus_segment::message::{CarriedMessage, ConnectorMessage, StandIn, encode
 
 pub use bells::InterruptParts;
 use bells::{BellReceiver, BellSender};
+use buffers::CopyBuffers;
 pub use copying::{BegunCopy, CopyPart};
 use copying::{CopyProgress, QueuedCopy};
 pub use flushes::{flush_all, flush_each};
@@ -135,6 +137,8 @@ pub struct Far {
     /// All that this host has in common with others, to pass flushes on.
     passing: Arc<FlushTargets>,
     limit: Duration,
+    /// For the bytes of copies.
+    buffers: CopyBuffers,
     state: Mutex<FarState>,
     /// Signalled when there is something to look at or to go on with.
     kick: Condvar,
@@ -173,6 +177,8 @@ struct FarState {
     last_copy: u64,
     /// How many copies were made since the last look at all memory.
     continued: usize,
+    /// How long the last look at all memory took.
+    looked: Duration,
     /// From when on the next look takes no more than its share of the time.
     look_due: Option<Instant>,
     /// How far those are that somebody waits for, by their numbers.
@@ -294,10 +300,11 @@ impl Far {
         passing: Arc<FlushTargets>,
         host: FarHost,
     ) -> std::io::Result<Arc<Far>> {
-        let (kick, flushed, state) = (Condvar::new(), Condvar::new(), Mutex::default());
+        let (kick, flushed) = (Condvar::new(), Condvar::new());
+        let (buffers, state) = Default::default();
         let far = Arc::new_cyclic(|own: &Weak<Far>| {
             let own = own.clone();
-            Far { own, effects, host, passing, limit, state, kick, flushed }
+            Far { own, effects, host, passing, limit, buffers, state, kick, flushed }
         });
         let looking = Arc::downgrade(&far);
         let look = move || cycle::keep_the_same(&looking);

@@ -69,11 +69,14 @@ impl PairState {
             let (first, end) = (from / PAGE as u64, to.div_ceil(PAGE as u64));
             differs |= self.emptied(next..first, overwritten, pages);
             next = end;
-            for page in (first..end).filter(|page| !overwritten.contains(page)) {
+            for (page, known) in self.window.each_known(first..end) {
+                if overwritten.contains(&page) {
+                    continue;
+                }
                 let at = page * PAGE as u64;
                 let length = (size - at).min(PAGE as u64) as usize;
                 let Some(part) = memory.part(at as usize, length) else { return };
-                let before = &pages.get(&page).map_or(self.window.known(page), |it| it)[..length];
+                let before = &pages.get(&page).map_or(known, |it| it)[..length];
                 if part.has_bytes(before) {
                     continue;
                 }

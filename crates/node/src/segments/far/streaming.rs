@@ -87,7 +87,9 @@ impl Far {
         let (sent, places) = ((link, batch), place.into_iter().collect::<LandedPlaces>());
         self.send_over((&[&sent], Some(to)), &places, false);
         drop(effects);
-        Some(SentPart { number, batch: sent.1.number(), landed })
+        let batch = sent.1.number();
+        self.buffers.put(sent.1);
+        Some(SentPart { number, batch, landed })
     }
 }
 
