@@ -450,10 +450,15 @@ fn what_channels_copy_is_counted_by_the_node_of_their_host() {
     assert!(rack.good(&["metrics", "beta"]).lines().any(|line| line == counted));
 }
 
-/// Who looks for a lease's number in the logs finds what each process did for it.
+/// Who looks for a lease's number in the logs finds what each process did for it; also where much else is logged at that
+/// time, of which each log takes only so much.
 #[test]
 fn a_lease_is_traced_through_control_plane_lender_and_borrower() {
-    let rack = Rack::up(THREE_HOSTS);
+    let many = "[hosts.gamma.devices.card]\nkind = \"nic\"\nfunctions = 32\n";
+    let rack = Rack::up(&format!("{THREE_HOSTS}{many}"));
+    for number in 0..32 {
+        rack.bad(1, &["borrow", &format!("alpha/none{number}"), "--for", "beta"]);
+    }
     let lease = rack.borrow("alpha/nvme0", "beta");
     drop(open(&lease));
     rack.give_back(&lease);

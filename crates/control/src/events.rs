@@ -7,6 +7,8 @@ mod reports;
 mod shares;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::Duration;
 
 use rackbus_lease::{Availability, EndReason, FunctionRecord, LeaseRecord, LeaseState};
 
@@ -22,6 +24,9 @@ pub use shares::is_told_by_share;
 /// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one
 /// would never be stored, and keep those behind it from it.
 pub(crate) const LONGEST_TEXT: usize = 2000;
+
+/// Bytes of each part of a text that is made of what a caller said, at most.
+const LONGEST_PART: usize = 500;
 
 /// As much of a text as an event takes that is to be no longer than `most` bytes.
 pub(crate) fn shortened(text: &str, most: usize) -> &str {
@@ -72,6 +77,33 @@ impl Draft {
             text.truncate(length);
         }
         self
+    }
+
+    /// A host was refused the functions that it asked for, or an accelerator where it named none: at once, or when it had
+    /// `waited` for them.
+    pub fn of_refused_borrow<F: Display>(
+        borrower: &str,
+        wanted: &[F],
+        waited: Option<Duration>,
+        cause: &str,
+    ) -> Draft {
+        let names: Vec<String> = wanted.iter().map(F::to_string).collect();
+        let what = match names.is_empty() {
+            true => "an accelerator".to_owned(),
+            false => names.join(", "),
+        };
+        let waited = waited.map(|waited| format!(" after {} ms", waited.as_millis()));
+        let waited = waited.unwrap_or_default();
+        // Each is bounded by itself, so that a long name does not leave out why.
+        let [who, what, cause] = [borrower, &what, cause].map(|it| shortened(it, LONGEST_PART));
+        let text = format!("{who} was refused {what}{waited}: {cause}");
+        let function = names.into_iter().next().filter(|_| wanted.len() == 1);
+        Draft { function, ..Draft::of_host(EventKind::Refusal, Some(borrower), text) }.bounded()
+    }
+
+    /// What it tells, for people.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// Whether it is about a lease.
@@ -366,11 +398,21 @@ pub fn log(event: &EventRecord) {
     let _about = event.lease.map(|lease| lease_span(lease).entered());
     let EventRecord { id, text, .. } = event;
     let by = event.by.as_ref().map(tracing::field::display);
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(event = id, by, "{text}")
+        };
+    }
+    // Each kind is said at a place of its own: a place in the source may write so many lines in a while, and neither what
+    // somebody is refused again and again, nor a device with many functions, is to keep leases and losses out of the log.
     match event.kind {
-        EventKind::Lease | EventKind::Refusal | EventKind::Restart | EventKind::Access => {
-            tracing::info!(event = id, by, "{text}");
-        }
-        EventKind::Loss | EventKind::Fault => tracing::warn!(event = id, by, "{text}"),
+        EventKind::Lease if event.lease.is_some() => line!(info),
+        EventKind::Lease => line!(info),
+        EventKind::Refusal => line!(info),
+        EventKind::Restart => line!(info),
+        EventKind::Access => line!(info),
+        EventKind::Loss => line!(warn),
+        EventKind::Fault => line!(warn),
     }
 }
 

@@ -195,7 +195,10 @@ async fn a_request_that_timed_out_or_was_dropped_leaves_the_queue() {
     stays.await.unwrap();
     let (events, _) = service.events(0, Some(EventKind::Refusal), 10);
     let texts: Vec<&str> = events.iter().map(|event| event.text.as_str()).collect();
-    assert!(texts.len() == 1 && texts[0].contains("beta was refused after "), "{texts:?}");
+    assert!(
+        texts.len() == 1 && texts[0].contains("beta was refused alpha/nvme0 after "),
+        "{texts:?}"
+    );
     let refused = service.borrow(&request(Some(u64::MAX), 0), None).await.unwrap_err();
     assert_eq!(refused.code, "bad_request");
 }

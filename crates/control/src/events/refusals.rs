@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::Draft;
-use crate::api::EventKind;
 
 /// How long refusals that are alike are only counted after each that is an event; the last time from then on. After
 /// such a time without any, it begins anew.
@@ -34,14 +33,8 @@ struct RefusalHistory {
 }
 
 impl RefusalLimiter {
-    /// The event of a refusal at `now`; nothing when one that is `alike` was said a moment ago.
-    pub fn refused(
-        &mut self,
-        now: u64,
-        alike: &str,
-        host: Option<&str>,
-        text: &str,
-    ) -> Option<Draft> {
+    /// The event of a `refusal` at `now`; nothing when one that is `alike` was said a moment ago.
+    pub fn refused(&mut self, now: u64, alike: &str, refusal: Draft) -> Option<Draft> {
         if !self.said.contains_key(alike) && self.said.len() >= MOST_REFUSALS {
             self.said.retain(|_, told| now < told.silent_until);
             if self.said.len() >= MOST_REFUSALS {
@@ -60,23 +53,27 @@ impl RefusalLimiter {
         let wait = REFUSALS_EVERY_MS.get(told.times).copied().unwrap_or(QUIET_MS);
         told.times = (told.times + 1).min(REFUSALS_EVERY_MS.len());
         told.silent_until = now.saturating_add(wait);
-        let text = match std::mem::take(&mut told.left_out) {
-            0 => text.to_owned(),
-            count => format!("{text} ({count} more times since the last)"),
-        };
-        Some(Draft::of_host(EventKind::Refusal, host, text))
+        Some(match std::mem::take(&mut told.left_out) {
+            0 => refusal,
+            count => {
+                let text = format!("{} ({count} more times since the last)", refusal.text);
+                Draft { text, ..refusal }
+            }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::EventKind;
 
     #[test]
     fn what_is_remembered_of_refusals_is_bounded() {
         let mut refusals = RefusalLimiter::default();
         for number in 0..2 * MOST_REFUSALS {
-            refusals.refused(70_000, &number.to_string(), None, "no");
+            let refusal = Draft::of_host(EventKind::Refusal, None, "no".to_owned());
+            refusals.refused(70_000, &number.to_string(), refusal);
         }
         assert!(refusals.said.len() <= MOST_REFUSALS);
     }

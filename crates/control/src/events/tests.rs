@@ -68,23 +68,48 @@ fn numbers_go_on_after_all_were_forgotten() {
     assert_eq!(next[0].id, 4);
 }
 
+/// A host was refused a function.
+fn refusal(host: &str) -> Draft {
+    Draft::of_refused_borrow(host, &["alpha/nvme0"], None, "held")
+}
+
 #[test]
 fn refusals_that_say_the_same_are_counted() {
     let mut refusals = RefusalLimiter::default();
-    assert!(refusals.refused(5000, "held", Some("beta"), "held").is_some());
-    assert!(refusals.refused(5001, "held", Some("beta"), "held").is_none());
-    assert!(refusals.refused(5999, "held", Some("beta"), "held").is_none());
-    assert!(refusals.refused(5999, "other", Some("gamma"), "held").is_some());
-    let next = refusals.refused(6000, "held", Some("beta"), "held").unwrap();
-    assert_eq!(next.text, "held (2 more times since the last)");
+    assert!(refusals.refused(5000, "held", refusal("beta")).is_some());
+    assert!(refusals.refused(5001, "held", refusal("beta")).is_none());
+    assert!(refusals.refused(5999, "held", refusal("beta")).is_none());
+    assert!(refusals.refused(5999, "other", refusal("gamma")).is_some());
+    let next = refusals.refused(6000, "held", refusal("beta")).unwrap();
+    assert_eq!(next.text, "beta was refused alpha/nvme0: held (2 more times since the last)");
+    assert_eq!(next.function.as_deref(), Some("alpha/nvme0"));
+}
+
+#[test]
+fn a_refusal_says_of_what_and_why_however_long_the_names_are() {
+    let several = Draft::of_refused_borrow(
+        "beta",
+        &["alpha/nvme0", "alpha/nvme1"],
+        Some(Duration::from_millis(20)),
+        "held",
+    );
+    assert_eq!(several.text, "beta was refused alpha/nvme0, alpha/nvme1 after 20 ms: held");
+    assert_eq!(several.function, None);
+    let none = Draft::of_refused_borrow::<&str>("beta", &[], None, "none is free");
+    assert_eq!(none.text, "beta was refused an accelerator: none is free");
+    let long = "ä".repeat(10_000);
+    let refused = Draft::of_refused_borrow(&long, &[&long], None, "held");
+    assert!(refused.text.ends_with(": held") && refused.text.len() <= LONGEST_TEXT, "{refused:?}");
+    assert!(refused.function.unwrap().len() <= LONGEST_TEXT);
 }
 
 #[test]
 fn repeated_refusals_are_reported_less_and_less_often() {
     let mut refusals = RefusalLimiter::default();
     let mut said = |times: std::ops::Range<u64>| {
-        let at =
-            times.step_by(100).filter(|now| refusals.refused(*now, "eve", None, "no").is_some());
+        let at = times
+            .step_by(100)
+            .filter(|now| refusals.refused(*now, "eve", refusal("eve")).is_some());
         at.collect::<Vec<u64>>()
     };
     let hour = 3_600_000;

@@ -6,7 +6,7 @@ mod candidates;
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use rackbus_lease::{EndReason, LeaseId, LeaseState, Terms};
+use rackbus_lease::{EndReason, FunctionId, LeaseId, LeaseState, Terms};
 use rackbus_qos::{LevelRefused, Outlook, RankedDevice, Rate, ServiceLevel, rank};
 use tokio::time::{Instant, timeout_at};
 
@@ -21,6 +21,9 @@ const CHOICE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Devices whose answers a refusal tells in words; the others are among its offers.
 const TOLD: usize = 8;
+
+/// The functions that a request for whichever accelerator names.
+const NONE_NAMED: &[FunctionId] = &[];
 
 /// A request for whichever accelerator keeps a level, and what came of it so far.
 struct AcceleratorSearch<'a> {
@@ -101,7 +104,7 @@ impl Service {
         let borrower = &request.borrower;
         let mut search = match self.search(request, wanted, key) {
             Ok(search) => search,
-            Err(refused) => return Err(self.refuse(borrower, refused).await),
+            Err(refused) => return Err(self.refuse(borrower, NONE_NAMED, refused).await),
         };
         match self.recall(&mut search).await? {
             AskOutcome::Lent(lease) => return Ok(*lease),
@@ -112,7 +115,7 @@ impl Service {
         if !self.shared.nodes_come(borrower).await {
             let error = format!("nothing is heard of {borrower}");
             let remedy = format!("see whether the node of {borrower} runs: `rackbus status`");
-            return Err(self.refuse(borrower, problem("silent", error, &remedy)).await);
+            return Err(self.refuse(borrower, NONE_NAMED, problem("silent", error, &remedy)).await);
         }
         loop {
             let mut steps = self.shared.steps.subscribe();
@@ -122,7 +125,7 @@ impl Service {
                 return done;
             }
             if !search.offers.is_empty() {
-                return Err(self.refuse(borrower, search.refusal()).await);
+                return Err(self.refuse(borrower, NONE_NAMED, search.refusal()).await);
             }
             // Somebody else was faster everywhere, or nothing is free.
             let come = match wait_until {
@@ -131,7 +134,7 @@ impl Service {
                 Some(until) => self.shared.free_accelerator(request, until).await,
             };
             if !come {
-                return Err(self.refuse(borrower, none_free()).await);
+                return Err(self.refuse(borrower, NONE_NAMED, none_free()).await);
             }
         }
     }

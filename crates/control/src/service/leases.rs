@@ -1,5 +1,6 @@
 //! Functions are borrowed and returned: what is asked of the writer, and how long is waited until it is done.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
@@ -13,8 +14,8 @@ use super::views::{not_lent, present, problem};
 use super::writer::{
     AwaitedLease, ChosenFunction, Granted, QueueStanding, Returned, WriterRequest,
 };
-use crate::api::{ApiError, BorrowRequest, EventKind, Lease};
-use crate::events::{Draft, shortened};
+use crate::api::{ApiError, BorrowRequest, Lease};
+use crate::events::Draft;
 
 /// How long a request waits for nodes to do what it asks for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,9 +24,6 @@ pub(super) const RETURN_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The longest that a user may have to release a function, in milliseconds, as in the rack file.
 const LONGEST_GRACE_MS: u64 = 600_000;
-
-/// Bytes of somebody's text that the event of a refusal takes.
-const LONGEST_TEXT: usize = 500;
 
 /// Functions that are asked for together.
 pub(super) struct FunctionsRequest<'a> {
@@ -62,7 +60,9 @@ impl Service {
         }
         let asked = match self.asked(request, key) {
             Ok(asked) => asked,
-            Err(refused) => return Err(self.refuse(&request.borrower, refused).await),
+            Err(refused) => {
+                return Err(self.refuse(&request.borrower, &[&request.function], refused).await);
+            }
         };
         let wait = request.wait_ms.map(Duration::from_millis);
         match self.grant(asked, wait, request.priority).await? {
@@ -88,11 +88,15 @@ impl Service {
         Ok(FunctionsRequest { functions, borrower: &request.borrower, terms, key, chosen: None })
     }
 
-    /// Notes what `borrower` is refused before anything is decided.
-    pub(super) async fn refuse(&self, borrower: &str, refused: ApiError) -> ApiError {
-        let (name, cause) =
-            (shortened(borrower, LONGEST_TEXT), shortened(&refused.error, LONGEST_TEXT));
-        self.writing.note_refused(name, format!("{name} was refused: {cause}")).await;
+    /// Notes that `borrower` is refused the functions that it `wanted`, or an accelerator, before anything is decided.
+    pub(super) async fn refuse<F: Display>(
+        &self,
+        borrower: &str,
+        wanted: &[F],
+        refused: ApiError,
+    ) -> ApiError {
+        let refusal = Draft::of_refused_borrow(borrower, wanted, None, &refused.error);
+        self.writing.note_refused(refusal).await;
         refused
     }
 
@@ -110,7 +114,7 @@ impl Service {
             .check_placement(&functions, terms.placement, borrower)
             .and_then(|()| self.shared.check_plugs(terms.vm.as_deref(), borrower));
         if let Err(refused) = checked {
-            return Err(self.refuse(borrower, refused).await);
+            return Err(self.refuse(borrower, &functions, refused).await);
         }
         let (begun, now) = (Instant::now(), tokio::time::Instant::now());
         let wait_until = wait.map(|wait| now + wait);
@@ -156,9 +160,9 @@ impl Service {
                 || wait.is_some() && is_busy(refused))
         {
             self.shared.known().refused += 1;
-            let waited = wait.map(|_| format!(" after {} ms", begun.elapsed().as_millis()));
-            let text = format!("{borrower} was refused{}: {refused}", waited.unwrap_or_default());
-            let refusal = Draft::of_host(EventKind::Refusal, Some(borrower), text);
+            let waited = wait.map(|_| begun.elapsed());
+            let cause = refused.to_string();
+            let refusal = Draft::of_refused_borrow(borrower, &functions, waited, &cause);
             self.writing.note(vec![refusal]).await;
         }
         granted.map_err(|refused| self.shared.explain(refused))

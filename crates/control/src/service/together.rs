@@ -26,7 +26,9 @@ impl Service {
     ) -> Result<Vec<Lease>, ApiError> {
         let asked = match self.asked_together(request, key) {
             Ok(asked) => asked,
-            Err(refused) => return Err(self.refuse(&request.borrower, refused).await),
+            Err(refused) => {
+                return Err(self.refuse(&request.borrower, &request.functions, refused).await);
+            }
         };
         let wait = request.wait_ms.map(Duration::from_millis);
         let borrower = &request.borrower;

@@ -39,8 +39,8 @@ use unstored::Unstored;
 use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
 use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedChange, KeyedRequest};
-use crate::api::ApiError;
-use crate::events::{Draft, LONGEST_TEXT, RefusalLimiter, ReportLimiter, shortened};
+use crate::api::{ApiError, EventKind};
+use crate::events::{Draft, RefusalLimiter, ReportLimiter};
 use crate::store::{Commit, Store, StoreError};
 
 /// Requests that may wait for the writer.
@@ -128,9 +128,8 @@ impl Writing {
     }
 
     /// Has it noted that something was refused to a host.
-    pub async fn note_refused(&self, host: &str, text: String) {
-        let host = host.to_owned();
-        let _ = self.requests.send((access::asker(), WriterRequest::Refused { host, text })).await;
+    pub async fn note_refused(&self, refusal: Draft) {
+        let _ = self.requests.send((access::asker(), WriterRequest::Refused { refusal })).await;
     }
 
     /// Has it noted that somebody had no right to what was asked for.
@@ -320,14 +319,15 @@ impl Writer {
                 let _ = answer.send(self.change_register(asked, keyed));
             }
             WriterRequest::Note { events } => self.note(events),
-            WriterRequest::Refused { host, text } => {
+            WriterRequest::Refused { refusal } => {
                 self.shared.known().refused += 1;
-                self.refused(Some(&host), &text, true);
+                self.refused(refusal, true);
             }
             WriterRequest::Forbidden { by, text } => {
-                let (alike, host) = (format!("forbidden {by}"), by.host.clone());
+                let alike = format!("forbidden {by}");
+                let refusal = Draft::of_host(EventKind::Refusal, by.host.as_deref(), text);
                 self.by = Some(by);
-                self.note_refusal(&alike, host.as_deref(), &text, true);
+                self.note_refusal(&alike, refusal, true);
             }
         }
     }
@@ -408,11 +408,11 @@ impl Writer {
     }
 
     /// Notes that somebody was refused what was asked for.
-    fn refused(&mut self, host: Option<&str>, text: &str, holds: bool) {
+    fn refused(&mut self, refusal: Draft, holds: bool) {
         let by = self.by.as_ref().map(By::to_string).unwrap_or_default();
         // The limiter keeps what was said.
-        let text = shortened(text, LONGEST_TEXT);
-        self.note_refusal(&format!("{by}: {text}"), host, text, holds);
+        let refusal = refusal.bounded();
+        self.note_refusal(&format!("{by}: {}", refusal.text()), refusal, holds);
     }
 
     fn find(&self, key: Option<&str>, request: &KeyedRequest) -> Result<KeyLookup, ApiError> {

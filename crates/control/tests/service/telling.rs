@@ -69,7 +69,7 @@ async fn events_name_what_happened_and_outlive_the_control_plane() {
             "alpha/nvme0 is offered again",
         ]
     );
-    let refusal = "beta was refused: alpha/nvme0 is lent to beta (lease 1)";
+    let refusal = "beta was refused alpha/nvme0: alpha/nvme0 is lent to beta (lease 1)";
     check_refusals(&told(EventKind::Refusal), refusal, refused_within);
     let fault = "4 accesses of alpha/nvme0 were refused; the last: DMA to 0x2000+0x1000: no mapping \
                  covers it";

@@ -175,18 +175,12 @@ impl Writer {
     }
 
     /// Notes that somebody was refused; where that was decided by what is not stored yet, it `holds` only with that.
-    pub(super) fn note_refusal(
-        &mut self,
-        alike: &str,
-        host: Option<&str>,
-        text: &str,
-        holds: bool,
-    ) {
+    pub(super) fn note_refusal(&mut self, alike: &str, refusal: Draft, holds: bool) {
         let now = self.shared.clock.now();
         if self.group.refusals_before.is_none() && !holds {
             self.group.refusals_before = Some(self.refusals.clone());
         }
-        if let Some(event) = self.refusals.refused(now, alike, host, text) {
+        if let Some(event) = self.refusals.refused(now, alike, refusal) {
             let event = self.own(event);
             self.keep_events(now, vec![event], holds);
         }

@@ -9,8 +9,8 @@ use super::{Step, Writer};
 use crate::answers::{
     ANY_ACCELERATOR, BorrowAnswer, KeptAnswer, KeyLookup, KeyedRequest, TOGETHER, is_back,
 };
-use crate::api::ApiError;
-use crate::events::lease_span;
+use crate::api::{ApiError, EventKind};
+use crate::events::{Draft, lease_span};
 use crate::service::turns::is_busy;
 
 /// A request for functions as it is kept under its key. Where the function was `chosen`, the request names none.
@@ -92,7 +92,7 @@ impl Writer {
         let there = functions.iter().try_for_each(|function| self.authority.check_there(function));
         let turn = || functions.iter().try_for_each(|function| self.check_turn(function, asker));
         if let Err(refused) = there.and_then(|()| turn()) {
-            self.refused_borrow(borrower, &refused, asker);
+            self.refused_borrow(functions, borrower, &refused, asker);
             return Ok(Err(refused));
         }
         let repeatable = key.is_some();
@@ -108,7 +108,7 @@ impl Writer {
             }
         });
         if let Err(refused) = &granted {
-            self.refused_borrow(borrower, refused, asker);
+            self.refused_borrow(functions, borrower, refused, asker);
         }
         Ok(granted.map(|leases| DecidedGrant::Leases { leases, repeatable }))
     }
@@ -182,6 +182,7 @@ impl Writer {
 
     pub(super) fn refused_borrow(
         &mut self,
+        functions: &[FunctionId],
         borrower: &str,
         refused: &BorrowRefused,
         asker: QueueStanding,
@@ -192,7 +193,8 @@ impl Writer {
             return;
         }
         self.shared.known().refused += 1;
-        self.refused(Some(borrower), &format!("{borrower} was refused: {refused}"), false);
+        let cause = refused.to_string();
+        self.refused(Draft::of_refused_borrow(borrower, functions, None, &cause), false);
     }
 
     pub(super) fn give_back(
@@ -222,7 +224,8 @@ impl Writer {
             }
         });
         if let Err(refused) = &returned {
-            self.refused(None, &format!("a return was refused: {refused}"), false);
+            let text = format!("a return was refused: {refused}");
+            self.refused(Draft::of_host(EventKind::Refusal, None, text), false);
         }
         Ok(returned)
     }

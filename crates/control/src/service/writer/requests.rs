@@ -101,7 +101,7 @@ pub(in crate::service) enum WriterRequest {
     /// Something happened that decides nothing.
     Note { events: Vec<Draft> },
     /// A host was refused what cannot be, before anything was decided.
-    Refused { host: String, text: String },
+    Refused { refusal: Draft },
     /// Somebody was refused something for lack of a right to it.
     Forbidden { by: By, text: String },
 }
