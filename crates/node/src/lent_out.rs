@@ -1,7 +1,7 @@
 //! What a function elsewhere was lent of this host's memory, counted where the memory is.
 //!
 //! Each lender's fabric bounds what is lent to its own functions. Together lenders could be lent more than the
-//! host has by the rack file, so the borrower's node counts what passes through it, in the book that has the
+//! host has by the rack file, so the borrower's node counts what passes through it, in the record that has the
 //! loans of the fronts here. Memory that is mapped for several functions counts once.
 
 use std::collections::BTreeMap;

@@ -141,7 +141,7 @@ impl LentModel {
         self.memory.whole().read_obj(offset as usize).unwrap()
     }
 
-    /// Where its loans of the borrower's memory begin, how long they are, and what it may do there, by the one book.
+    /// Where its loans of the borrower's memory begin, how long they are, and what it may do there, as the fabric has them.
     fn loans(&self) -> Vec<(u64, u64, Access)> {
         let reached = self.lending.fabric().with(|fabric| fabric.reached("host/function").unwrap());
         reached.iter().map(|loan| (loan.address, loan.length, loan.access)).collect()
