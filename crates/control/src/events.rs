@@ -5,6 +5,7 @@ mod kept;
 mod refusals;
 mod reports;
 mod shares;
+mod silences;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,6 +21,7 @@ pub use kept::{KEPT_MS, Log, MOST_EVENTS, MOST_REFUSAL_EVENTS};
 pub use refusals::RefusalLimiter;
 pub use reports::ReportLimiter;
 pub use shares::is_told_by_share;
+pub use silences::SilentNodes;
 
 /// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one
 /// would never be stored, and keep those behind it from it.
@@ -205,7 +207,9 @@ impl Draft {
         let refused = new(now.attach_refused, before.attach_refused);
         if refused > 0 {
             let last = now.last_attach_refused.as_deref().unwrap_or("unknown");
-            let text = format!("{refused} times {function} let nobody in; the last: {last}");
+            let text = format!(
+                "{refused} attempts to attach to {function} were refused; the last: {last}"
+            );
             drafts.push(event(EventKind::Refusal, text));
         }
         drafts.extend(of_lease_reports(host, function, before, now));
@@ -242,7 +246,7 @@ impl Draft {
                 drafts.push(event(EventKind::Fault, format!("{function}: {trouble}")));
             }
             (Some(trouble), None) => {
-                let text = format!("{function} is well again; before: {trouble}");
+                let text = format!("{function} works again; before: {trouble}");
                 drafts.push(event(EventKind::Fault, text));
             }
             _ => {}
@@ -274,7 +278,7 @@ impl Draft {
     }
 
     /// What is new in which NTBs a node does not use for its link. `told`: why each was not used, as it was told last, until it is
-    /// told that the NTB is well again. It is when it is used: a node that was started anew knows nothing of its NTBs at first.
+    /// told that the NTB works again. It is when it is used: a node that was started anew knows nothing of its NTBs at first.
     pub fn of_ntbs(
         host: &str,
         told: &mut BTreeMap<String, String>,
@@ -292,7 +296,7 @@ impl Draft {
         }
         for peer in well {
             told.remove(&peer);
-            texts.push(format!("the NTB of {host} to {peer} is well again"));
+            texts.push(format!("the NTB of {host} to {peer} works again"));
         }
         let draft =
             |text| Draft { is_of_ntb: true, ..Draft::of_host(EventKind::Fault, Some(host), text) };

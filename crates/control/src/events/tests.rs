@@ -171,7 +171,7 @@ fn a_report_makes_events_of_what_is_new_in_it() {
     assert_eq!(texts(report(1, None), report(1, Some("hangs"))), ["alpha/nvme0: hangs"]);
     assert_eq!(texts(report(1, Some("hangs")), report(1, Some("hangs"))), [] as [&str; 0]);
     let well = texts(report(1, Some("hangs")), report(1, None));
-    assert_eq!(well, ["alpha/nvme0 is well again; before: hangs"]);
+    assert_eq!(well, ["alpha/nvme0 works again; before: hangs"]);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn an_ntb_that_is_not_used_is_told_of_once_and_when_it_is_used_again() {
         texts(Some("it failed"), false),
         ["the NTB of alpha to beta is not used: it failed"]
     );
-    assert_eq!(texts(None, true), ["the NTB of alpha to beta is well again"]);
+    assert_eq!(texts(None, true), ["the NTB of alpha to beta works again"]);
     assert_eq!(texts(None, true), nothing);
 }
 

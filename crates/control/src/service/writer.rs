@@ -40,9 +40,11 @@ use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
 use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedChange, KeyedRequest};
 use crate::api::{ApiError, EventKind};
-use crate::events::{Draft, RefusalLimiter, ReportLimiter};
+use crate::events::{Draft, RefusalLimiter, ReportLimiter, SilentNodes};
 use crate::store::{Commit, Store, StoreError};
 
+/// How many times it is looked which nodes are silent in the time after which one is.
+const SILENCE_LOOKS: u64 = 5;
 /// Requests that may wait for the writer.
 const BACKLOG: usize = 256;
 
@@ -81,10 +83,12 @@ impl Writing {
             shared,
             refusals: RefusalLimiter::default(),
             reports: ReportLimiter::default(),
+            silent: SilentNodes::default(),
             unstored: Unstored::default(),
             interests,
             group: StepGroup::default(),
             again: Instant::now(),
+            next_silence: Instant::now(),
             next_tidying: Instant::now() + TIDIED_EVERY,
             next_rotation: Instant::now(),
             by: None,
@@ -160,6 +164,8 @@ struct Writer {
     shared: Arc<WriterShared>,
     refusals: RefusalLimiter,
     reports: ReportLimiter,
+    /// Nodes that are not heard from.
+    silent: SilentNodes,
     unstored: Unstored,
     /// Who waits for which lease.
     interests: Interests,
@@ -167,6 +173,8 @@ struct Writer {
     group: StepGroup,
     /// Not before then is tried again what could not be stored.
     again: Instant,
+    /// When it is looked again which nodes are silent.
+    next_silence: Instant,
     /// When what certificates there are is looked through again.
     next_tidying: Instant,
     /// When it is looked again whether a new certificate authority may sign, where one is to.
@@ -205,6 +213,7 @@ impl Writer {
             // They wait also where no node is there, and so nothing is ever due.
             due = due.min(Duration::from_millis(self.authority.config().resend));
         }
+        due = due.min(self.next_silence.saturating_duration_since(Instant::now()));
         due = due.min(self.next_tidying.saturating_duration_since(Instant::now()));
         if self.shared.awaits_authority() {
             due = due.min(self.next_rotation.saturating_duration_since(Instant::now()));
@@ -220,6 +229,9 @@ impl Writer {
         } else if !self.unstored.is_empty() {
             self.store_notes();
         }
+        if Instant::now() >= self.next_silence {
+            self.note_silence();
+        }
         if Instant::now() >= self.next_tidying {
             self.tidy_register();
         }
@@ -227,6 +239,24 @@ impl Writer {
             self.advance_rotation();
         }
         self.give_back_unwanted();
+    }
+
+    /// Notes which nodes are not heard from any more, or again. The authority's times are asked, by which what passed while
+    /// this process stood still counts against nobody.
+    fn note_silence(&mut self) {
+        let longest = self.authority.config().silence;
+        self.next_silence = Instant::now() + Duration::from_millis(longest / SILENCE_LOOKS);
+        let heard = self.authority.hosts().map(|(host, heard)| (host.host.as_str(), heard));
+        let news = self.silent.news(self.shared.clock.now(), longest, heard);
+        if news.is_empty() {
+            return;
+        }
+        for (host, event) in news {
+            let events = self.kept_of_report(&host, vec![event]);
+            self.note(events);
+        }
+        // Where they cannot be stored now, they are kept until they can.
+        let _ = self.store_group();
     }
 
     /// Serves a request, and those that wait behind it as far as what they come to can be stored together.

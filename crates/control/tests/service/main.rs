@@ -46,6 +46,11 @@ impl Control {
 
     /// The same, whose state is in `store`.
     async fn start_with(store: Option<MemoryStore>) -> Control {
+        Control::start_as(store, Config::default()).await
+    }
+
+    /// The same with these time limits.
+    async fn start_as(store: Option<MemoryStore>, config: Config) -> Control {
         let folder = tempfile::tempdir().unwrap();
         let device = InventoryDevice {
             function: "alpha/nvme0".parse().unwrap(),
@@ -75,7 +80,7 @@ impl Control {
             inventory,
             read_rack: None,
             read_file: None,
-            config: Config::default(),
+            config,
             database,
             log_lines_left_out: || 7,
             is_node: Arc::new(|_, _| false),

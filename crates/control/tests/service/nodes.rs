@@ -156,3 +156,28 @@ async fn a_node_that_takes_nothing_is_cut_off_and_not_queued_for_without_limit()
     let counted = tokio::time::timeout(PATIENCE, counted).await;
     assert_eq!(counted.expect("it is not counted"), 1);
 }
+
+#[tokio::test]
+async fn a_node_that_is_silent_is_a_fault_and_so_is_its_return() {
+    let control = Control::start_as(None, Config { silence: 400, ..Config::default() }).await;
+    let told = async |text: &str, speaks: bool| {
+        let looked = async {
+            loop {
+                if speaks {
+                    control.say("alpha", Vec::new()).await.unwrap();
+                }
+                let faults = control.events(Some(EventKind::Fault)).await;
+                if faults.iter().any(|fault| fault.text.starts_with(text)) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, looked).await.expect("nobody tells of it");
+    };
+    told("the node of alpha has not been heard from for 0 s", false).await;
+    told("the node of alpha is heard from again", true).await;
+    let faults = control.events(Some(EventKind::Fault)).await;
+    let of_alpha = faults.iter().filter(|fault| fault.host.as_deref() == Some("alpha"));
+    assert!(of_alpha.count() >= 2, "{faults:?}");
+}
