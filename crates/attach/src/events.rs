@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_ends_it_waits_for_the_call_that_is_under_way() {
+    fn ending_a_callback_waits_for_the_call_that_is_under_way() {
         let calls = Calls::start().unwrap();
         let (entered, is_in) = mpsc::channel();
         let (go_on, may_return) = mpsc::channel::<()>();

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn one_disturbed_pair_does_not_change_the_verdict() {
+    fn a_single_disturbed_pair_does_not_change_the_verdict() {
         let mut ratios = vec![1.05; 14];
         ratios.push(0.1);
         let interval = interval(&ratios).unwrap();

@@ -218,7 +218,7 @@ fn what_is_in_use_is_named_before_anything_changes() {
 
 /// The node of the new host does not start, when the control plane and all other nodes know of it already.
 #[test]
-fn what_fails_half_way_is_undone() {
+fn a_change_that_fails_half_way_is_undone() {
     let rack = Rack::up(THREE_HOSTS);
     let three = text_of(&rack);
     let lease = rack.borrow("alpha/nvme1", "beta");

@@ -79,7 +79,7 @@ fn memory_is_taken_away_with_its_lease_whoever_is_killed() {
 }
 
 #[test]
-fn who_waits_gets_a_function_when_it_is_returned_and_leaves_when_it_is_ended() {
+fn a_waiting_borrower_gets_a_returned_function_and_leaves_the_queue_when_its_command_ends() {
     let rack = Rack::up(&rack("/dev/shm", "15 s"));
     let held = rack.borrow("alpha/ram0", "beta");
     let refused = rack.bad(1, &["borrow", "alpha/ram0", "--for", "gamma", "--wait=10ms"]);

@@ -141,7 +141,7 @@ fn a_role_is_what_somebody_may_do() {
 }
 
 #[test]
-fn who_is_refused_again_and_again_is_counted_and_does_not_fill_the_events() {
+fn repeated_refusals_are_counted_and_do_not_fill_the_events() {
     let rack = Machines::start(RACK);
     let eve = logged_in(&rack, "eve", &["--role", "reader"]);
     for _ in 0..40 {

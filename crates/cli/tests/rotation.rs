@@ -228,7 +228,7 @@ fn the_authority_is_replaced_under_a_drive_in_use_and_the_old_one_ends() {
 }
 
 #[test]
-fn whoever_comes_too_late_is_named_and_cut_off_by_force_alone() {
+fn nodes_without_a_new_certificate_are_named_and_cut_off_by_force_alone() {
     let mut rack = Machines::start(RACK);
     let [_alpha, mut beta] = ["alpha", "beta"].map(|host| rack.joined(host));
     beta.crash();
@@ -293,7 +293,7 @@ fn thief(stolen: &CertificateAuthority, node: &Machine) -> AuthorityBundle {
 }
 
 #[test]
-fn whoever_has_the_old_key_gets_nothing_by_it_once_the_authority_is_replaced() {
+fn the_key_of_a_replaced_authority_opens_nothing() {
     let rack = Machines::start(RACK);
     let [alpha, _beta] = ["alpha", "beta"].map(|host| rack.joined(host));
     let stolen = stolen_authority(&rack);

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn who_acts_for_a_host_acts_for_no_other() {
+    fn a_node_acts_for_its_own_host_only() {
         for (who, peer) in everybody() {
             let all = OPERATE.split(' ').any(|it| it == who);
             let own = all || who == "borrower" || who == "node";

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_leads_says_so_and_the_stream_ends_with_the_messages() {
+    async fn the_leader_says_its_term_and_the_stream_ends_with_the_messages() {
         let (sender, messages) = mpsc::channel(4);
         let mut said = std::pin::pin!(stream(9, messages));
         for _ in 0..3 {

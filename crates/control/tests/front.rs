@@ -85,7 +85,7 @@ async fn leads(routes: &Router) {
 }
 
 #[tokio::test]
-async fn who_does_not_lead_says_who_does_and_decides_nothing() {
+async fn a_follower_names_the_leader_and_decides_nothing() {
     let (front, said, _members) = front();
     let routes = front.routes().layer(MockConnectInfo(ApiPeer::Node("alpha".to_owned(), None)));
     let refused = ask(&routes, "/v1/devices").await;

@@ -26,7 +26,7 @@ async fn two_requests(listener: UnixListener) -> [String; 2] {
 }
 
 #[tokio::test]
-async fn who_starts_a_vm_is_not_said_to_a_control_plane_that_does_not_know_what_that_is() {
+async fn the_starter_of_a_vm_is_not_sent_to_an_older_control_plane() {
     let folder = tempfile::tempdir().unwrap();
     for composition in [false, true] {
         let socket = folder.path().join(format!("{composition}.sock"));

@@ -115,7 +115,7 @@ fn waiting(service: &Service) -> usize {
 }
 
 #[tokio::test]
-async fn who_waits_gets_the_function_in_turn_and_nobody_overtakes() {
+async fn waiting_borrowers_get_the_function_in_turn_and_nobody_overtakes() {
     let service = service().await;
     let held = service.borrow(&request(None, 0), None).await.unwrap();
     let mut waits = Vec::new();
@@ -236,7 +236,7 @@ async fn a_turn_that_is_not_taken_is_the_next_ones() {
 
 /// After a restart of the control plane, a request of a host that is not back yet.
 #[tokio::test]
-async fn who_waits_for_a_node_asks_again_when_something_has_happened_only() {
+async fn a_request_that_waits_for_a_node_is_decided_again_after_a_change_only() {
     let store = MemoryStore::default();
     let first = Service::open_with(options(), Box::new(store.clone())).unwrap();
     for host in ["alpha", "beta"] {
@@ -302,7 +302,7 @@ async fn nobody_waits_for_a_function_that_is_not_there() {
 
 /// The same where it goes while somebody waits for it.
 #[tokio::test]
-async fn whoever_waits_for_a_function_that_goes_is_told_so() {
+async fn borrowers_that_wait_for_a_withdrawn_function_are_refused() {
     let service = service().await;
     service.borrow(&request(None, 0), None).await.unwrap();
     let waits = tokio::spawn({

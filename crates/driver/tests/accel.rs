@@ -399,7 +399,7 @@ fn slow(folder: &Path) -> (LocalFunction, PathBuf) {
 }
 
 #[test]
-fn who_waits_long_sleeps() {
+fn a_driver_that_waits_long_sleeps() {
     let folder = tempfile::tempdir().unwrap();
     let (_function, socket) = slow(folder.path());
     for interrupts in [true, false] {

@@ -294,7 +294,7 @@ fn served(
 
 /// Functions on engines of their own, which sleep; drivers that sleep, too.
 #[test]
-fn who_sleeps_is_woken() {
+fn a_sleeping_driver_is_woken() {
     let folder = tempfile::tempdir().unwrap();
     let network = LocalNetwork::new([]);
     let (_first, one) = served(folder.path(), &network, 1);

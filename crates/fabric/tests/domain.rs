@@ -77,7 +77,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn it_does_what_a_list_of_intervals_does(steps in prop::collection::vec(steps(), 1..60)) {
+    fn a_domain_behaves_as_a_list_of_intervals(steps in prop::collection::vec(steps(), 1..60)) {
         let mut domain = Domain::new();
         let mut model: Vec<Interval> = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {

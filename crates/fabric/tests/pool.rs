@@ -12,7 +12,7 @@ const PAGE: u64 = 4096;
 /// The windows of the testbed are set as the paper sets them (section 3.1); whatever a machine
 /// reaches by them must be what the pool says.
 #[test]
-fn the_map_is_marlins() {
+fn the_map_of_the_pool_is_that_of_the_marlin_paper() {
     let text = include_str!("../../../examples/testbeds/marlin-pool.toml");
     let rack = Rack::parse("marlin-pool.toml", text).unwrap();
     let pool = MemoryPool::of(&rack);

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_keeps_nobody_else_of_its_network_out() {
+    fn a_silent_connection_keeps_no_other_of_its_network_out() {
         let handshakes = Handshakes::with(200, 4);
         let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
         let begin = |address: &str, name: u32, spoken: bool| {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_takes_the_place_of_the_first_of_the_address_that_has_most() {
+    fn a_new_connection_takes_the_oldest_place_of_the_busiest_address() {
         let handshakes = Handshakes::with(4, 3);
         let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
         let begin = |address: &str, name: u32| {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_said_something_has_a_place_whoever_says_nothing() {
+    fn identified_connections_keep_their_place_beside_silent_ones() {
         let handshakes = Handshakes::with(4, 64);
         let ended: Arc<Mutex<Vec<u32>>> = Arc::default();
         let begin = |address: u8, name: u32, spoken: bool| {

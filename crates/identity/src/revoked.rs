@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shows_no_certificate_is_refused_for_as_long_as_a_revocation_of_all_is_kept() {
+    fn peers_without_a_certificate_are_refused_while_a_revocation_of_all_is_kept() {
         let (known, host) =
             (Revocations::default(), || Certified::unshown(Subject::Node("beta".into())));
         let all = [(Revoked::Serial(beta(0).serial), 100), (Revoked::Host("gamma".into()), 100)];

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_nobodys() {
+    fn other_names_are_of_no_subject() {
         for name in [
             "",
             "rackbus",

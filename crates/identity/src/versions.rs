@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_too_old_is_to_be_upgraded() {
+    fn a_peer_that_is_too_old_is_to_be_upgraded() {
         let (old, new) = (Versions::new(1, 1), Versions::new(2, 3));
         for apart in [old.common(new).unwrap_err(), new.common(old).unwrap_err()] {
             let (own, other) = if apart.own == old { ("beta", "alpha") } else { ("alpha", "beta") };

@@ -82,7 +82,7 @@ mod tests {
     proptest! {
         /// Against a list that is sorted anew for each question.
         #[test]
-        fn who_comes_first_is_who_is_most_urgent_and_then_who_was_there_first(
+        fn the_queue_is_ordered_by_priority_and_then_by_arrival(
             deeds in prop::collection::vec((1usize..4, 0u8..3, any::<prop::sample::Index>()), 1..60),
         ) {
             let mut queue = WaitingQueue::default();

@@ -424,7 +424,7 @@ fn nobody_starves_beside_borrowers_that_freeze_and_die() {
 }
 
 #[test]
-fn who_is_silent_for_long_leaves_the_ring_and_who_comes_back_stays() {
+fn a_share_of_a_silent_host_leaves_the_ring_and_one_of_a_host_that_returned_stays() {
     let mut rack = ring(1, &[1; 3], 0);
     rack.run(4 * SLICE, |_| ());
     (1..3).for_each(|at| rack.die(at));
@@ -438,7 +438,7 @@ fn who_is_silent_for_long_leaves_the_ring_and_who_comes_back_stays() {
 }
 
 #[test]
-fn who_is_alone_is_not_asked_to_release_it() {
+fn the_only_share_is_not_asked_to_release_its_function() {
     let mut rack = ring(1, &[1], 0);
     rack.run(20 * SLICE, |_| ());
     let first = rack.hosts[1].has.expect("it has the function").0;

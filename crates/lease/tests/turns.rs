@@ -193,7 +193,7 @@ fn a_share_that_its_lender_refuses_each_time_leaves_the_ring() {
 }
 
 #[test]
-fn who_leaves_gives_back_or_loses_its_function_has_its_grace() {
+fn shares_that_leave_yield_or_lose_their_function_have_their_grace() {
     let ends: [fn(&mut Authority, Millis, u64) -> Decision; 4] = [
         |authority, now, share| authority.leave(now, share).unwrap(),
         |authority, now, share| authority.give_turn_back(now, share).unwrap(),

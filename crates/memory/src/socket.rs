@@ -79,7 +79,7 @@ mod tests {
 
     /// A process that has stopped takes nobody, and its queue is full at some time.
     #[test]
-    fn who_listens_and_takes_nobody_is_found_and_lets_nobody_wait_for_ever() {
+    fn a_listener_that_accepts_nobody_is_found_and_blocks_nobody_for_ever() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = listen(&path).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_as_soon_as_the_path_is_there_is_never_refused() {
+    fn connecting_as_soon_as_the_path_exists_is_never_refused() {
         let folder = tempfile::tempdir().unwrap();
         for round in 0..200 {
             let path = folder.path().join(round.to_string());

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_punches_holes_does_not_stop_a_copy() {
+    fn holes_that_are_punched_meanwhile_do_not_stop_a_copy() {
         const LENGTH: u64 = 64 * 4096;
         let (a, done) = (SharedMemory::create("a", LENGTH).unwrap(), AtomicBool::new(false));
         std::thread::scope(|scope| {

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_let_go_soon_asks_less_and_less_often_and_often_enough() {
+    fn waiting_for_a_window_polls_less_and_less_often() {
         let mut pace = AskingPace::default();
         assert_eq!(pace.nothing(RECHECK), Duration::ZERO);
         assert_eq!(pace.nothing(SOON), Duration::ZERO);

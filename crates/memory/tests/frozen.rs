@@ -210,6 +210,6 @@ fn a_fork_made_while_memory_is_frozen_goes_on() {
 }
 
 #[test]
-fn who_is_killed_by_the_signal_dies_of_it() {
+fn a_process_that_a_signal_is_to_kill_dies_of_it() {
     assert_eq!(child("killed").signal(), Some(libc::SIGSEGV));
 }

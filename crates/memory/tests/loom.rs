@@ -149,7 +149,7 @@ fn a_late_ringer_takes_no_wake_up_from_a_new_sleeper() {
 }
 
 #[test]
-fn who_gives_up_takes_no_wake_up_from_who_stays() {
+fn a_waiter_that_gives_up_takes_no_wake_up_from_others() {
     model(|| {
         let bell = Arc::new(Bell::default());
         let (hasty, ringer) = (bell.clone(), bell.clone());
@@ -255,7 +255,7 @@ impl Ring {
 }
 
 #[test]
-fn a_ring_loses_tears_and_reorders_nothing() {
+fn a_ring_loses_truncates_and_reorders_nothing() {
     // One and a half times around, so that slots are used again.
     const MESSAGES: u32 = 3;
     model(|| {

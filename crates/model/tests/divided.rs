@@ -108,7 +108,7 @@ fn parts_give_what_the_whole_gives() {
 }
 
 #[test]
-fn who_meets_is_in_one_part() {
+fn flows_that_meet_are_in_one_part() {
     let rack = "name = \"two\"\n[hosts.a.devices.gpu0]\nkind = \"gpu\"\n[hosts.a.devices.gpu1]\nkind = \"gpu\"\n\
                 [hosts.b.devices.gpu0]\nkind = \"gpu\"\n";
     let parsed = Rack::parse("rack.toml", rack).unwrap();

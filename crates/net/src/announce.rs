@@ -26,7 +26,7 @@ mod tests {
     use crate::ethernet::EthernetHeader;
 
     #[test]
-    fn it_goes_to_all_from_the_station() {
+    fn an_announcement_goes_to_all_from_the_station() {
         let station = MacAddress([2, 0, 0, 0, 0, 5]);
         let frame = announcement(station);
         let header = EthernetHeader::read(&frame).unwrap();

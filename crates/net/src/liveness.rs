@@ -51,7 +51,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn who_takes_nothing_for_a_while_is_silent_until_it_takes_something() {
+    fn a_receiver_that_takes_nothing_for_a_while_is_silent_until_it_takes_something() {
         let mut it = Liveness::default();
         for at in (0..=1000).step_by(100) {
             assert!(!it.is_silent(), "{at} ms");
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_frames_or_that_takes_some_is_never_silent() {
+    fn a_receiver_without_frames_or_that_takes_some_is_never_silent() {
         let (mut idle, mut slow) = (Liveness::default(), Liveness::default());
         for at in 0..100 {
             idle.look(at * 900 * MS, 7, 0);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_after_an_hour_has_not_seen_an_hour_of_silence() {
+    fn a_look_after_an_hour_counts_no_hour_of_silence() {
         let mut it = Liveness::default();
         it.look(0, 7, 0);
         // Sent just now.

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_takes_a_little_is_waited_for_all_the_time_only_if_that_keeps_up_no_others() {
+    fn a_slow_receiver_is_waited_for_only_if_that_holds_up_no_others() {
         assert_eq!(waited(0), 100);
         let shared = waited(1);
         assert!((20..30).contains(&shared), "{shared} %");

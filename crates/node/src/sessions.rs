@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_in_a_session_in_which_nothing_is_said_is_disconnected() {
+    fn a_peer_that_speaks_in_a_silent_session_is_disconnected() {
         let [asks, answers] = [SessionSide::Asks, SessionSide::Answers].map(session);
         let ([near, far], _cable) = cable();
         keep_silent(&answers, SessionSide::Answers, Some(far)).unwrap();

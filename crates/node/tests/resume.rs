@@ -160,7 +160,7 @@ fn a_lender_that_was_restarted_goes_on_with_nothing() {
 
 /// The borrower's process is another, and knows nothing of the session that waits.
 #[test]
-fn who_attaches_anew_does_not_wait_for_a_session_that_lost_its_connection() {
+fn a_new_attach_does_not_wait_for_a_session_that_lost_its_connection() {
     let (_folder, authority) = authority();
     let alpha = Alpha::start(&authority, Duration::from_secs(600));
     let (first, _) = alpha.begin(&authority);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_with_work_is_served_first_and_once_in_a_round() {
+    fn a_flow_that_returns_with_work_is_served_first_and_once_in_a_round() {
         let mut drr = Drr::new(100);
         for key in 0..3 {
             drr.set(key, 1);
@@ -316,7 +316,7 @@ mod tests {
 
     /// A member of weight 100 always has work; one of weight 1 has its next 100 us after each of its turns.
     #[test]
-    fn who_pauses_briefly_gets_no_more_than_its_weight() {
+    fn a_flow_that_pauses_briefly_gets_no_more_than_its_weight() {
         const TURN: u64 = 50_000;
         let mut drr = Drr::new(TURN);
         drr.set(0, 100);

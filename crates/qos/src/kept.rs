@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_wait_or_is_held_back_by_its_own_bounds_is_owed_nothing() {
+    fn tenants_that_do_not_wait_or_reach_their_own_limit_are_owed_nothing() {
         let mut keeping = keeping();
         keeping.wait(false, SECOND / 20);
         assert_eq!(

@@ -67,9 +67,9 @@ fn be_nodes() {
 }
 
 #[test]
-fn who_waits_for_an_interrupt_learns_that_the_node_is_gone() {
+fn waiting_for_an_interrupt_fails_when_the_node_is_gone() {
     be_nodes();
-    let mut nodes = Nodes::start("who_waits_for_an_interrupt_learns_that_the_node_is_gone");
+    let mut nodes = Nodes::start("waiting_for_an_interrupt_fails_when_the_node_is_gone");
     let place = Location { run_dir: nodes.run_dir.clone(), host: "alpha".into() };
     let session = Session::open(&place).unwrap();
     let plain = session.create_interrupt(None, false, false).unwrap();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lines_and_broken_ones_are_none() {
+    fn lines_of_other_kinds_and_broken_ones_are_no_faults() {
         for line in [
             "",
             "DMAR: DRHD: handling fault status reg 2",

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ended_a_vm_leaves_the_folder_to_another_one_that_has_it() {
+    fn ending_a_vm_leaves_the_folder_to_another_one_that_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let (record, mut child) = silent(folder.path());
         let former = VmRecord { pid: 1, birth: Some(0), ..record.clone() };

@@ -176,7 +176,7 @@ mod tests {
 
     /// Who maps is told of what fails then; of what fails when memory moves, nobody would be.
     #[test]
-    fn what_fails_after_memory_moved_is_told() {
+    fn an_error_after_memory_moved_is_reported() {
         let mut state = State::default();
         assert!(!state.taken_up(Err(DeviceError::NoAddress)), "the call that maps tells of it");
         assert!(!state.taken_up(Ok(())));

@@ -173,7 +173,7 @@ fn a_sender_that_came_early_goes_when_it_is_gone() {
 }
 
 #[test]
-fn who_waits_for_the_end_of_a_move_learns_that_the_node_is_gone() {
+fn waiting_for_the_end_of_a_move_fails_when_the_node_is_gone() {
     for number in 0..2_000 {
         let finished = FinishedCall::default();
         std::thread::scope(|scope| {

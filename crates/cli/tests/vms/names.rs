@@ -24,7 +24,7 @@ fn vm_run_that_is_ended_returns_what_it_borrowed() {
 }
 
 #[test]
-fn who_ends_vm_run_while_it_starts_leaves_nothing_either() {
+fn ending_vm_run_while_it_starts_leaves_nothing_either() {
     let lab = Lab::up();
     let mut run = lab.run(&["--borrow", "alpha/nvme0"]);
     lab.rack.wait_lease(1, LeaseStage::Active);
@@ -74,7 +74,7 @@ fn what_vm_run_borrowed_goes_back_with_its_vm_where_it_was_killed_before() {
 
 /// It is to go on without who started it, but not before that has said so.
 #[test]
-fn who_ends_a_detached_vm_run_while_it_starts_leaves_nothing_either() {
+fn ending_a_detached_vm_run_while_it_starts_leaves_nothing_either() {
     let lab = Lab::up();
     let mut run = lab.run(&["--detach", "--borrow", "alpha/nvme0"]);
     lab.rack.wait_lease(1, LeaseStage::Active);
@@ -99,7 +99,7 @@ fn vm_args_that_fail_leave_no_lease() {
 
 /// The first function is borrowed, and the second one's lender takes its time.
 #[test]
-fn who_ends_vm_args_or_vm_run_while_they_borrow_leaves_no_lease() {
+fn ending_vm_args_or_vm_run_while_they_borrow_leaves_no_lease() {
     let drive = "kind = \"nvme\"\nsize = \"16 MiB\"\nbacking = \"memory\"\n";
     // No lease expires while it does.
     let rack = with_leases_of("60 s", THREE_HOSTS);

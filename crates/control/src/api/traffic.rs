@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_most_was_exchanged_with_are_told_of() {
+    fn the_busiest_pairs_of_ports_are_reported() {
         let ports = traffic(&busy(100));
         let alpha = &ports["alpha"];
         assert_eq!((alpha.peers.len(), alpha.awake_permille), (MOST, Some(123)));

@@ -120,7 +120,7 @@ mod tests {
 
     /// It may store another header each second.
     #[test]
-    fn whoever_has_a_cable_pushes_out_no_other_events() {
+    fn events_of_an_ntb_push_out_no_other_events() {
         let (mut limiter, mut told) = (ReportLimiter::default(), BTreeMap::new());
         let (mut kept, hours) = (0, 24);
         for second in 0..hours * 3600 {

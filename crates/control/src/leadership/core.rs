@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_leader_campaigns_with_its_lease_and_the_next_term() {
+    fn a_control_plane_without_a_leader_campaigns_with_its_lease_and_the_next_term() {
         let mut it = leader();
         assert_eq!(it.until(), Some(2500));
         assert_eq!((it.poll(31), it.next()), (None, 280));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_frozen_between_winning_and_leading_does_not_lead() {
+    fn a_control_plane_that_was_frozen_after_winning_does_not_lead() {
         let mut it = candidate();
         it.looked(20, Ok(vacant(0)));
         it.poll(20);

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_says_nothing_ends_in_time_and_gives_its_place_back() {
+    async fn a_silent_connection_ends_in_time_and_gives_its_place_back() {
         let places = Arc::new(Semaphore::new(1));
         let (_other, stream) = tokio::io::duplex(16);
         let place = places.clone().try_acquire_owned().unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_says_nothing_ends_when_others_need_its_place() {
+    async fn a_silent_connection_ends_when_others_need_its_place() {
         let (_other, stream) = tokio::io::duplex(16);
         let (end, ended) = oneshot::channel();
         let limit = Duration::from_secs(10);

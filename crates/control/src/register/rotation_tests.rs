@@ -184,7 +184,7 @@ impl Rack {
 
 proptest! {
     #[test]
-    fn whoever_is_good_accepts_everybody_who_is(all in prop::collection::vec(happens(), 1..80)) {
+    fn holders_of_good_certificates_accept_each_other(all in prop::collection::vec(happens(), 1..80)) {
         let (mut rack, mut forced) = (Rack { now: 100_000, ..Rack::default() }, false);
         for it in all {
             rack.happens(it, &mut forced);

@@ -207,7 +207,7 @@ fn a_host_that_the_rack_file_has_no_more_is_forgotten_when_its_certificates_are_
 }
 
 #[test]
-fn one_cannot_have_certificates_without_end() {
+fn the_certificates_of_one_subject_are_bounded() {
     let mut register = CertificateRegister::default();
     for _ in 0..MOST_OF_ONE {
         issue(&mut register, 10, ann());

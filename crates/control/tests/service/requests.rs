@@ -89,7 +89,7 @@ async fn a_borrow_whose_caller_goes_is_given_back() {
 
 /// Two may return a lease at once: who runs the VM, and the node that saw it end.
 #[tokio::test]
-async fn whoever_returns_a_lease_is_answered_when_its_function_is_back() {
+async fn a_return_is_answered_when_the_function_is_offered_again() {
     let control = Control::start().await;
     let client = control.client.clone();
     let borrow = tokio::spawn(async move { client.borrow("alpha/nvme0", "beta").await });

@@ -220,7 +220,7 @@ fn a_frame_waits_for_buffers_and_one_that_never_fits_is_dropped() {
 
 /// A receiver that is stopped may not hold its sender up for ever: who sleeps tries again by itself.
 #[test]
-fn who_finds_its_receiver_full_tries_again_later() {
+fn a_sender_with_a_full_receiver_tries_again_later() {
     let mut guest = Guest::new(0);
     let to = guest.peer.mac();
     let addresses = [to.0, MacAddress::derived("alpha/nic0.vf1").0].concat();

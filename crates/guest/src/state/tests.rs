@@ -352,7 +352,7 @@ fn a_file_is_there_until_the_kernel_forgets_it() {
 }
 
 #[test]
-fn whoever_waits_is_woken_by_a_ring_by_time_or_by_the_end() {
+fn a_waiting_reader_is_woken_by_a_ring_by_time_or_by_the_end() {
     let mut guest = Guest::new();
     let session = guest.open_session();
     let bell = guest.connected(session, 1, DescriptorKind::Bell);

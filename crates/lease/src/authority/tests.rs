@@ -251,7 +251,7 @@ fn a_node_cannot_use_up_the_numbers_of_leases() {
 }
 
 #[test]
-fn who_has_not_registered_since_a_restart_gets_nothing_yet() {
+fn a_host_that_has_not_registered_since_a_restart_gets_nothing_yet() {
     let authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
     let records = (authority.hosts.values().cloned().map(Record::Host))
         .chain(authority.functions.values().cloned().map(Record::Function));

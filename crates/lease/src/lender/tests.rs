@@ -181,7 +181,7 @@ fn messages_for_another_incarnation_are_ignored() {
 
 /// The authority's records were lost: it numbers anew, and knows nothing of who has what.
 #[test]
-fn who_comes_with_an_epoch_that_another_has_is_not_let_in() {
+fn a_borrower_with_the_epoch_of_another_is_not_let_in() {
     let mut lender = lender();
     lender.receive(0, arm(3));
     lender.arm_done("nvme0", 3, Ok(()));

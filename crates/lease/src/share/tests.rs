@@ -29,7 +29,7 @@ fn turn(share: &mut ShareRecord, late: Millis) -> Millis {
 }
 
 #[test]
-fn who_lets_go_late_has_a_shorter_turn_next() {
+fn a_late_release_makes_the_next_turn_shorter() {
     let mut share = share(1, 2);
     assert_eq!(turn(&mut share, 300), 2000);
     assert_eq!((share.held, share.credit), (2300, -300));

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_stores_another_header_each_time_does_not_fill_the_log() {
+    fn a_peer_that_stores_changing_headers_does_not_fill_the_log() {
         let (mut noted, begun) = (NotedMismatch::default(), Instant::now());
         let mut logged = 0;
         for nth in 0..1000u32 {

@@ -162,7 +162,7 @@ fn bytes_pass_through_the_memory_of_both_hosts_in_either_direction() {
 }
 
 #[test]
-fn whole_messages_pass_and_one_who_takes_none_is_not_waited_for() {
+fn whole_messages_pass_and_a_reader_that_takes_none_is_not_waited_for() {
     let pair = Pair::new();
     let [theirs, ours] = pair.meet(&hello(Purpose::Segments));
     let (theirs, ours) = (theirs.take_packets().unwrap(), ours.offer_packets().unwrap());
@@ -298,7 +298,7 @@ fn what_comes_after_the_link_was_cut_is_given_to_nobody() {
 }
 
 #[test]
-fn one_who_sleeps_is_woken_by_a_doorbell() {
+fn a_sleeping_end_is_woken_by_a_doorbell() {
     let pair = Pair::new();
     let streams = pair.meet(&hello(Purpose::Segments));
     let slept = |end: usize, before: u64| {
@@ -321,7 +321,7 @@ fn one_who_sleeps_is_woken_by_a_doorbell() {
 
 /// Each connects again and again without a word, so that somebody of it is always there.
 #[test]
-fn who_comes_through_the_ntb_keeps_nobody_behind_waiting() {
+fn connections_through_the_ntb_keep_those_of_the_link_behind_not_waiting() {
     let pair = Pair::new();
     let inner = pair.behind[0].listen("alpha").unwrap();
     let behind_waits = inner.handle().unwrap().as_descriptor().try_clone_to_owned().unwrap();

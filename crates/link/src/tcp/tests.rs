@@ -139,7 +139,7 @@ fn a_peer_without_a_certificate_of_the_rack_is_refused() {
 }
 
 #[test]
-fn who_connects_when_its_address_has_all_its_places_is_refused_and_the_next_is_not() {
+fn a_connection_beyond_the_places_of_its_address_is_refused_and_the_next_is_not() {
     let (listening, address) = listening(&link(&authority(), "alpha"));
     let mut sockets = Vec::new();
     let mut next = || {

@@ -152,7 +152,7 @@ fn frames_that_no_ring_has_are_refused() {
 }
 
 #[test]
-fn who_parks_is_rung_for_what_comes_after_and_told_of_what_came_before() {
+fn a_parked_receiver_is_rung_for_later_frames_and_told_of_earlier_ones() {
     let (_memory, mut sender, mut receiver) = ring(LAYOUT);
     let is_rung = |fd: BorrowedFd<'_>| Event::wait_any(&[fd], Some(0));
     assert!(receiver.park());
@@ -179,7 +179,7 @@ fn rings_that_cannot_be_are_none() {
 }
 
 #[test]
-fn who_closes_a_doorbell_keeps_nobody_awake() {
+fn a_closed_doorbell_keeps_nobody_awake() {
     let (memory, mut sender, mut receiver) = ring(LAYOUT);
     assert!(receiver.park());
     // The flag behind the count and the turn, of both doorbells.
@@ -194,7 +194,7 @@ fn who_closes_a_doorbell_keeps_nobody_awake() {
 }
 
 #[test]
-fn who_sent_can_tell_how_much_is_left_when_its_receiver_is_gone() {
+fn a_sender_knows_what_is_left_when_its_receiver_is_gone() {
     let (memory, mut sender, mut receiver) = ring(LAYOUT);
     let mut sent = 0;
     let mut taken = 0;

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_while_a_page_is_walked_waits_for_it() {
+    fn requests_during_a_page_walk_wait_for_it() {
         let mut iommu = iommu(64, 1);
         assert_eq!(iommu.translate(Time::ZERO, 1, 0, true), Time::from_ns(200));
         assert_eq!(iommu.translate(Time::from_ns(50), 1, 64, true), Time::from_ns(200));

@@ -126,7 +126,7 @@ fn drives_do_not_all_take_the_same_and_an_iommu_makes_none_faster() {
 }
 
 #[test]
-fn who_thinks_asks_less_often() {
+fn a_reader_that_thinks_between_jobs_asks_less_often() {
     let of = |think: &str| {
         let workload = moves("read", "near", "64 B", 1) + think;
         flow(&run(&one("8 GiB", ""), &("duration = \"4 ms\"\n".to_owned() + &workload)), "a")

@@ -147,6 +147,6 @@ fn what_is_answered_of_drives_and_steps_is_near_what_is_simulated() {
 /// Of 52000 to 52599, run once too and not kept, as they take a minute, all 646 answers of 1513 flows held, the worst 17.7 %
 /// off; without that rule flows of 52298 and 52595 are answered as well, 16.6 % off, which is more than chance.
 #[test]
-fn it_is_near_also_of_flows_that_no_rule_was_made_by() {
+fn the_flow_level_is_near_also_for_flows_that_no_rule_was_fitted_to() {
     answers_are_near(41300..41400);
 }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_something_hears_what_is_noted() {
+    async fn waiting_for_an_agent_event_returns_what_is_noted() {
         let (agent, mut inbox) = inbox();
         let noted = async {
             tokio::task::yield_now().await;

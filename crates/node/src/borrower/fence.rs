@@ -163,7 +163,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_former_front_is_refused_when_its_lease_ends() {
+    fn an_attach_that_waits_for_a_former_front_is_refused_when_its_lease_ends() {
         let (fence, _follows) = granted(&[(1, "alpha/d0")]);
         let former = fence.begin_front(1, LONG).unwrap();
         fence.decide(|it| it.receive(0, Message::Granted(grant(2, "alpha/d0"))));

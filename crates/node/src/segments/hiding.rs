@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_does_not_answer_is_asked_again_when_it_has() {
+    fn a_process_that_does_not_answer_is_asked_again_when_it_has() {
         let hiding = Hiding::default();
         let (slow, quick) = (SessionId(1), SessionId(2));
         let kept: Vec<KeptRange> =

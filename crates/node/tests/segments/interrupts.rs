@@ -72,7 +72,7 @@ fn any_number_of_senders_come_to_one_interrupt_and_leave() {
 }
 
 #[test]
-fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
+fn a_new_member_of_a_shared_interrupt_hears_later_triggers() {
     let rack = Hosts::start(|link| Arc::new(link));
     let first = rack.session(ALPHA).create_interrupt(Some(5), true, true).unwrap();
     let sender = answered(|| rack.session(BETA).connect_interrupt(ALPHA, 5, LIMIT)).unwrap();
@@ -89,7 +89,7 @@ fn who_joins_a_shared_interrupt_hears_what_comes_from_then_on() {
 /// Whoever joins while triggers come hears each one that begins after it has joined, and none that was over before it
 /// began to: the node that makes it a receiver says how many rings were before.
 #[test]
-fn who_joins_amid_triggers_hears_all_that_come_from_then_on() {
+fn a_new_member_amid_triggers_hears_all_later_ones() {
     const ROUNDS: usize = 200;
     /// Triggers of a round that begin after the other side has joined.
     const AFTER: usize = 500;
@@ -211,7 +211,7 @@ fn a_peer_that_signals_without_pause_defeats_no_timeout() {
 }
 
 #[test]
-fn who_may_use_nothing_of_a_host_cannot_interrupt_it() {
+fn a_host_that_may_use_nothing_of_another_cannot_interrupt_it() {
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let _interrupt = alpha.create_interrupt(Some(5), false, false).unwrap();

@@ -154,7 +154,7 @@ impl Connect for Restless {
 }
 
 #[test]
-fn who_asks_a_node_that_is_back_at_once_gets_its_answer() {
+fn a_request_to_a_node_that_is_back_at_once_is_answered() {
     const ASKERS: u32 = 4;
     let link = Arc::new(Restless::default());
     let rack = Hosts::alone(ALPHA, |_| link.clone());

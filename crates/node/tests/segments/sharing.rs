@@ -81,7 +81,7 @@ fn a_removed_segment_keeps_its_last_content_for_those_who_map_it() {
 }
 
 #[test]
-fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
+fn a_process_that_is_forced_out_sees_nothing_new_while_others_go_on() {
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta, gamma) = (rack.session(ALPHA), rack.session(BETA), rack.session(GAMMA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 1 << 20)).unwrap();
@@ -110,7 +110,7 @@ fn who_is_forced_out_sees_nothing_new_while_others_go_on() {
 }
 
 #[test]
-fn whoever_may_only_load_cannot_store() {
+fn a_read_only_connection_cannot_store() {
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 4096)).unwrap();
@@ -123,7 +123,7 @@ fn whoever_may_only_load_cannot_store() {
 }
 
 #[test]
-fn who_has_disconnected_loses_the_memory_that_is_taken_back() {
+fn disconnected_processes_lose_the_memory_that_is_taken_back() {
     let rack = Hosts::start(|link| Arc::new(link));
     let (alpha, beta) = (rack.session(ALPHA), rack.session(BETA));
     let segment = alpha.create_segment(&SegmentOptions::shared(7, 8192)).unwrap();

@@ -176,7 +176,7 @@ fn engines_that_are_crowded_take_turns() {
 /// do, and nobody sleeps or goes elsewhere while no processor is idle; once it wants the processor no more, the engine
 /// spins as one that is alone.
 #[test]
-fn one_who_needs_the_processor_for_a_moment_gets_it_at_once() {
+fn a_thread_that_needs_the_processor_for_a_moment_gets_it_at_once() {
     let mut now = 10 * STAY_NS;
     let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), 0);
     pace.disturbed(now);
@@ -222,7 +222,7 @@ fn next(pace: &mut Pace, now: &mut u64) -> NextStep {
 
 /// It has moved in vain while all processors were busy, and shares one with a driver now that keeps it.
 #[test]
-fn one_that_sleeps_whenever_it_has_nothing_to_do_goes_to_a_processor_that_became_idle() {
+fn an_engine_that_sleeps_when_idle_goes_to_a_processor_that_became_idle() {
     let mut now = 10 * STAY_NS;
     let mut pace = Pace::new(AdaptiveSpin::new(5_000, 100_000), now);
     while now < 10_000_000_000 {

@@ -97,7 +97,7 @@ fn a_limit_holds_a_tenant_back_and_nobody_else() {
 
 /// The room that a message has for its output is a thousand times what comes out of it, and there are two engines.
 #[test]
-fn who_was_held_back_by_an_estimate_goes_on_when_less_was_spent() {
+fn a_tenant_that_an_estimate_held_back_goes_on_when_less_was_spent() {
     let min = Rate { per_second: 1000, unit: RateUnit::Operations };
     let share = TenantShare {
         egress: Some(RateLimit { rate: 1 << 20, burst: 4096 }),
@@ -202,7 +202,7 @@ fn a_queue_that_goes_takes_its_messages_with_it() {
 }
 
 #[test]
-fn who_has_a_minimum_left_is_served_before_the_others() {
+fn tenants_with_a_minimum_left_are_served_before_the_others() {
     let min = Rate { per_second: 4096 * 1000, unit: RateUnit::Bytes };
     let level = ServiceLevel { burst: 2 * 4096, ..ServiceLevel::new("any", min) };
     let mut arbiter = arbiter([TenantShare::default(), TenantShare::of(&level, 50_000.0)]);
@@ -283,7 +283,7 @@ fn what_is_done_outside_of_turns_is_charged_too() {
 
 /// Whose smallest pieces take longer than a slice owes one of them nearly always.
 #[test]
-fn who_owes_no_more_than_its_last_turn_is_not_kept_waiting() {
+fn a_tenant_that_owes_no_more_than_its_last_turn_is_not_kept_waiting() {
     let mut arbiter = arbiter([TenantShare::default(); 2]);
     let piece = |tag| QueuedMessage { granule: 0, ..message(tag, 4096, 150_000) };
     for tag in 0..20 {
@@ -300,7 +300,7 @@ fn who_owes_no_more_than_its_last_turn_is_not_kept_waiting() {
 
 /// While a tenant has no work, only time from then on pays for what was done for it.
 #[test]
-fn who_had_something_done_outside_of_turns_owes_it_by_its_part_of_the_time() {
+fn a_tenant_owes_what_was_done_outside_of_turns_by_its_part_of_the_time() {
     let mut arbiter = arbiter([TenantShare::default(); 2]);
     assert!(!arbiter.owes(A, 0));
     let long = 100_000_000;
@@ -443,7 +443,7 @@ fn no_turn_is_open_to_messages_that_come_while_any_wait_or_a_bound_holds_the_ten
 
 /// Whoever had engines for itself for long owes no more than a turn when another comes.
 #[test]
-fn who_was_alone_owes_no_more_than_a_turn() {
+fn a_tenant_that_was_alone_owes_no_more_than_a_turn() {
     let mut arbiter = arbiter([TenantShare::default(); 2]);
     let mut now = 0;
     for _ in 0..1000 {

@@ -242,7 +242,7 @@ mod tests {
 
     /// On one machine as well: the root of a virtual machine has its host's node ask for what it likes.
     #[test]
-    fn who_has_as_many_as_it_may_is_refused_more_and_nobody_else() {
+    fn a_host_at_its_bound_is_refused_more_and_no_other_host() {
         let range = HostRange { base: 1 << 32, size: 1 << 20 };
         let names = [(4, "alpha"), (8, "beta"), (12, "gamma")];
         let hosts = names.map(|(node, name)| (node, name.to_owned())).into();

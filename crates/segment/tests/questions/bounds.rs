@@ -124,7 +124,7 @@ fn a_segment_is_not_given_to_who_asks_for_a_group() {
 
 /// A member counts twice, also where there is room for one thing more.
 #[test]
-fn who_joins_and_leaves_groups_has_no_more_than_others() {
+fn joining_and_leaving_groups_gives_no_more_than_others_have() {
     let (mut directory, mut memories) = (directory_with(false, 1 << 30), Memories::default());
     let create = |id, kind| SessionRequest::CreateSegment { id, choose: false, size: 64, kind };
     for id in 0..65_535 {

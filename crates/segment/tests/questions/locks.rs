@@ -137,7 +137,7 @@ fn a_question_about_a_barrier_that_comes_again_keeps_nobody_from_arriving() {
 }
 
 #[test]
-fn who_has_asked_about_a_barrier_and_is_cut_off_before_it_arrives_is_not_waited_for() {
+fn a_process_that_is_cut_off_before_it_arrives_at_a_barrier_is_not_waited_for() {
     let (mut directory, mut locks) = (directory(), Locks::default());
     let connection = with_connection(&mut directory, &mut locks);
     let me = LockHolder { node: 8, session: SessionId(3) };

@@ -69,7 +69,7 @@ fn the_record_names_the_driver_to_go_back_to_also_for_another_process() {
 
 /// A node that starts while the command is in the middle of taking the function.
 #[test]
-fn who_comes_while_another_takes_a_function_finds_it_taken() {
+fn a_function_that_another_process_is_taking_is_found_taken() {
     let (tree, bindings) = deaf();
     let address: PciAddress = "03:00.0".parse().unwrap();
     let facts = tree.sysfs().facts(address).unwrap();

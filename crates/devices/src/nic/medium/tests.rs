@@ -162,7 +162,7 @@ fn a_front_that_takes_nothing_stops_nobody_and_goes_on_in_order() {
 }
 
 #[test]
-fn who_does_not_attend_gets_nothing_of_before() {
+fn a_port_that_is_not_attended_keeps_no_earlier_frames() {
     let mut it = Apart::attended();
     assert_eq!(it.send_back(1), SendOutcome::Done);
     it.turn();

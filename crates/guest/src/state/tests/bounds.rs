@@ -77,7 +77,7 @@ fn wait_for(guest: &mut Guest, bell: u64, user: u32, count: usize) -> Vec<u64> {
 }
 
 #[test]
-fn who_waits_in_very_many_places_wakes_nobody_else() {
+fn a_process_that_waits_in_many_places_wakes_nobody_else() {
     let mut guest = Guest::new();
     let session = guest.open_session();
     let bell = guest.connected(session, 1, DescriptorKind::Bell);

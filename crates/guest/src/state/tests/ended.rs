@@ -198,7 +198,7 @@ fn memory_that_was_left_by_a_move_counts_when_all_have_gone_over() {
 
 /// The memory of users that have little is not let go for the sake of one who has much.
 #[test]
-fn who_keeps_most_loses_first() {
+fn the_session_that_keeps_most_loses_first() {
     let mut guest = Guest::new();
     let session = guest.open_session();
     let first = guest.create(session, 0, 0);

@@ -48,7 +48,7 @@ fn neither_lender_nor_borrower_leaves_while_a_lease_is_not_back() {
 }
 
 #[test]
-fn who_takes_turns_or_is_in_a_saved_composition_stays() {
+fn hosts_that_take_turns_or_are_in_a_saved_composition_stay() {
     let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
     let composition = CompositionRecord {
         name: "db".into(),

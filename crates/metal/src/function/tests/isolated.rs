@@ -268,7 +268,7 @@ fn an_isolated_function_is_shown_as_revoked_after_it_was_stopped() {
 }
 
 #[test]
-fn one_that_cannot_be_given_the_window_again_is_shown_as_revoked_all_the_same() {
+fn a_function_that_cannot_have_the_window_again_is_shown_as_revoked() {
     let mut asking = Asking::new();
     locked(&asking.device).cuts = true;
     assert_eq!(asking.ask(ISOLATE, 1), Some(0));

@@ -48,7 +48,7 @@ fn opened(network: &NetworkService, request: u64) -> bool {
 }
 
 #[test]
-fn who_opens_one_ring_twice_is_disconnected() {
+fn a_node_that_opens_one_ring_twice_is_disconnected() {
     let (network, _queue, _) = asking(&[1, 2]);
     assert!(opened(&network, 1));
     assert!(!opened(&network, 2));

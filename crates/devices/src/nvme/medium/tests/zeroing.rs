@@ -127,7 +127,7 @@ fn a_reset_waits_for_a_part_of_a_long_range_of_zeroes_and_gives_up_the_rest() {
 /// An unmap waits for what has buffers, and may have to wait for zeroes first; parts of them that are answered in time
 /// show that the lender does not hang.
 #[test]
-fn who_waits_for_a_long_range_of_zeroes_sees_its_parts_as_progress() {
+fn zeroing_a_long_range_shows_progress_by_its_parts() {
     const PARTS: u64 = 5;
     let (size, patience) = (PARTS * ZERO_ASK, Duration::from_secs(2));
     let (mut lender, offer) = offered(&NvmeConfig::memory(size, "M1"));

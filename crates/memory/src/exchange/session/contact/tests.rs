@@ -34,7 +34,7 @@ fn attempts(salt: u64, end: SessionMillis) -> Vec<SessionMillis> {
 }
 
 #[test]
-fn who_was_there_a_moment_ago_is_looked_for_often_and_then_at_growing_intervals() {
+fn a_peer_that_was_just_lost_is_tried_often_and_then_at_growing_intervals() {
     let SessionTiming { retry, often, .. } = SessionTiming::asking(0);
     for salt in 0..100 {
         let begun = attempts(salt, 30_000);
@@ -105,7 +105,7 @@ fn the_asking_side_counts_from_the_last_beat_that_was_answered() {
 
 /// A connection that is made again and again and does not last is no network that comes back.
 #[test]
-fn one_that_does_not_last_is_tried_less_and_less_often() {
+fn connections_that_do_not_last_are_tried_less_and_less_often() {
     let mut contact = asking(60_000);
     contact.resumed(0, 0, 0);
     contact.broke(0, 5_000);

@@ -271,7 +271,7 @@ fn messages_of_a_replaced_conversation_are_ignored() {
 
 /// Whoever has the segments' lock asks these while memory is read, which takes as long as there is much of it.
 #[test]
-fn who_asks_whose_memory_it_is_waits_for_nobody_who_reads_it() {
+fn asking_for_the_home_of_memory_does_not_wait_for_its_readers() {
     let mut side = Side::new();
     settled(&mut side);
     // Whoever looks has looked.
@@ -425,7 +425,7 @@ fn what_gives_a_lock_is_said_behind_what_was_stored_before() {
 }
 
 #[test]
-fn who_asks_for_ever_and_applies_nothing_is_disconnected() {
+fn a_node_that_asks_on_and_applies_nothing_is_disconnected() {
     let mut side = Side::new();
     let (_, home) = settled(&mut side);
     store(&home, &[1; 8]);
