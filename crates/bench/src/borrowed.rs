@@ -114,7 +114,7 @@ fn through_nodes(
 }
 
 /// A drive of several that one thread drives.
-struct Lane {
+struct DrivenDrive {
     drive: Drive,
     free: Vec<DriveBuffer>,
     /// Which buffer a command uses, by its identifier.
@@ -125,13 +125,13 @@ struct Lane {
     blocks: u64,
 }
 
-impl Lane {
-    fn new(mut drive: Drive, depth: usize) -> Result<Lane, BenchError> {
+impl DrivenDrive {
+    fn new(mut drive: Drive, depth: usize) -> Result<DrivenDrive, BenchError> {
         let free = (0..depth).map(|slot| drive.buffer(slot * BLOCK, BLOCK));
         let missing = DriveError::Request("the drive was opened with less data");
         let free = free.collect::<Option<Vec<_>>>().ok_or(missing)?;
         let by_id = vec![None; drive.parts().0.depth()];
-        Ok(Lane { drive, free, by_id, next: 1, blocks: PART })
+        Ok(DrivenDrive { drive, free, by_id, next: 1, blocks: PART })
     }
 
     /// Sends what there are buffers for, and takes what has completed; how many that is.
@@ -158,13 +158,13 @@ impl Lane {
     }
 }
 
-/// Thousands of reads a second of all lanes together, by this thread.
-fn drive_all(lanes: &mut [Lane], time: Duration) -> Result<f64, BenchError> {
+/// Thousands of reads a second of all drives together, by this thread.
+fn drive_all(drives: &mut [DrivenDrive], time: Duration) -> Result<f64, BenchError> {
     pin(CLIENT_CPU);
     let (mut begun, mut counted, mut done) = (Instant::now(), false, 0);
     let rate = loop {
-        for lane in &mut *lanes {
-            done += lane.turn(true)?;
+        for driven in &mut *drives {
+            done += driven.turn(true)?;
         }
         let elapsed = begun.elapsed();
         if !counted && elapsed >= time / 10 {
@@ -173,9 +173,9 @@ fn drive_all(lanes: &mut [Lane], time: Duration) -> Result<f64, BenchError> {
             break done as f64 / elapsed.as_secs_f64() / 1e3;
         }
     };
-    for lane in lanes {
-        while lane.drive.parts().0.in_flight() > 0 {
-            lane.turn(false)?;
+    for driven in drives {
+        while driven.drive.parts().0.in_flight() > 0 {
+            driven.turn(false)?;
         }
     }
     unpin();
@@ -189,7 +189,7 @@ fn together(rack: &BenchRack, settings: &Settings, report: &mut Report) -> Resul
         return Ok(());
     }
     let mut leases = Vec::new();
-    let mut lanes = Vec::new();
+    let mut drives = Vec::new();
     for at in 0..DRIVES {
         let lease = rack.borrow(&[&format!("alpha/nvme{at}")])?;
         let mut drive = lent::open(&lease.socket, DATA)?;
@@ -200,15 +200,15 @@ fn together(rack: &BenchRack, settings: &Settings, report: &mut Report) -> Resul
         leases.push(lease);
         // The first is the one that is driven alone.
         let depth = if at == 0 { DEPTH } else { DEPTH / DRIVES };
-        lanes.push(Lane::new(drive, depth)?);
+        drives.push(DrivenDrive::new(drive, depth)?);
     }
-    let spare = lanes[0].free.split_off(DEPTH / DRIVES);
-    let (lanes, spare) = (RefCell::new(lanes), RefCell::new(spare));
+    let spare = drives[0].free.split_off(DEPTH / DRIVES);
+    let (drives, spare) = (RefCell::new(drives), RefCell::new(spare));
     report.compare(
         case(settings, name, "one function, as many commands", "kIOPS"),
-        || drive_all(&mut lanes.borrow_mut(), settings.time),
+        || drive_all(&mut drives.borrow_mut(), settings.time),
         || {
-            let one = &mut lanes.borrow_mut()[..1];
+            let one = &mut drives.borrow_mut()[..1];
             one[0].free.append(&mut spare.borrow_mut());
             one[0].blocks = PART * DRIVES as u64;
             let rate = drive_all(one, settings.time)?;
@@ -218,7 +218,7 @@ fn together(rack: &BenchRack, settings: &Settings, report: &mut Report) -> Resul
         },
         |eight, one| eight / one,
     )?;
-    drop(lanes);
+    drop(drives);
     leases.iter().try_for_each(|lease| rack.give_back(lease))
 }
 

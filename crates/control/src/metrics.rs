@@ -125,8 +125,19 @@ impl MetricsPage {
         let help =
             "What a shaper did for a function's user: engine time, turns, waits (ns and counts)";
         self.counter("function_shaping", help, shaped);
-        let links =
-            reports.clone().filter_map(|(name, report)| Some((name, report.link.as_ref()?)));
+        self.links(reports.clone());
+        let trouble = reports.map(|(name, report)| {
+            (of_function(name), f64::from(u8::from(report.trouble.is_some())))
+        });
+        self.gauge("function_trouble", "Whether something is wrong with a function", trouble);
+    }
+
+    /// How the links are that fronts have to media on other machines, and what moved by RDMA lanes beside them.
+    fn links<'r>(
+        &mut self,
+        reports: impl Iterator<Item = (FunctionPart, &'r DeviceReport)> + Clone,
+    ) {
+        let links = reports.filter_map(|(name, report)| Some((name, report.link.as_ref()?)));
         let resumed = links.clone().map(|(name, link)| (of_function(name), link.resumed));
         let help = "Times that the link between a front and its medium was lost and resumed";
         self.counter("function_link_resumed", help, resumed);
@@ -147,10 +158,6 @@ impl MetricsPage {
             .map(|(name, link)| (of_function(name), f64::from(u8::from(link.lost_ms.is_some()))));
         let help = "Whether a front waits for the link to its medium";
         self.gauge("function_link_lost", help, lost);
-        let trouble = reports.map(|(name, report)| {
-            (of_function(name), f64::from(u8::from(report.trouble.is_some())))
-        });
-        self.gauge("function_trouble", "Whether something is wrong with a function", trouble);
     }
 
     /// What functions have done, by kind of operation.

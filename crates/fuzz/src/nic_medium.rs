@@ -86,20 +86,20 @@ fn bytes(input: &mut Input<'_>) -> u32 {
 }
 
 /// A lender, with a port of its network beside it.
-struct Lender {
+struct LentNic {
     endpoint: Endpoint,
     peer: Box<dyn NetworkPort>,
     memory: SharedMemory,
     now: u64,
 }
 
-impl Lender {
-    fn new() -> Lender {
+impl LentNic {
+    fn new() -> LentNic {
         let network = LocalNetwork::new([]);
         let mut peer = network.port("alpha/nic0.vf2").expect("nobody has it");
         peer.attend(true);
         let memory = SharedMemory::create("peer", 1 << 17).expect("there is memory");
-        Lender { endpoint: Endpoint::new(model(&network)), peer, memory, now: 0 }
+        LentNic { endpoint: Endpoint::new(model(&network)), peer, memory, now: 0 }
     }
 
     fn front(&mut self) -> Exchange {
@@ -150,7 +150,7 @@ impl Lender {
 
 /// A front says anything.
 fn hostile_front(input: &mut Input<'_>) {
-    let mut lender = Lender::new();
+    let mut lender = LentNic::new();
     let mut front = lender.front();
     let mut message = [0; MESSAGE_BYTES];
     for _ in 0..MOST {

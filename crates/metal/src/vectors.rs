@@ -115,7 +115,7 @@ impl LentVectors {
         Ok((state, VectorDescriptors { table: self.table.descriptor()?, events }))
     }
 
-    /// Ends [`deliver`](LentVectors::deliver).
+    /// Has the thread return that runs [`deliver`](LentVectors::deliver).
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.stop.ring();

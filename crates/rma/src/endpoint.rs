@@ -104,7 +104,7 @@ impl FoundProvider {
         Some(FoundProvider { library, list, provider, delivers: op_flags != 0 })
     }
 
-    /// The provider's name.
+    /// Name of the libfabric provider.
     pub(crate) fn provider(&self) -> &str {
         &self.provider
     }
@@ -260,7 +260,7 @@ impl RmaEndpoint {
         Ok(())
     }
 
-    /// The provider's name.
+    /// Name of the libfabric provider.
     pub(crate) fn provider(&self) -> &str {
         &self.found.provider
     }
@@ -291,7 +291,7 @@ impl RmaEndpoint {
         call!(self.fabric, ops.trywait(self.fabric, fids.as_mut_ptr(), 1)) == 0
     }
 
-    /// Its own address.
+    /// The address by which the other side connects to it.
     pub(crate) fn address(&self) -> Result<Vec<u8>, RmaError> {
         let mut bytes = vec![0u8; MAX_ADDRESS];
         let mut length = bytes.len();

@@ -1,4 +1,4 @@
-//! One borrowed device.
+//! A device that this process has borrowed: its BARs, segments in it, memory that is mapped for it, and its return.
 
 use std::collections::BTreeMap;
 use std::path::Path;

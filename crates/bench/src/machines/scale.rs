@@ -23,7 +23,7 @@ use crate::BenchError;
 use crate::rack::BenchRack;
 use crate::report::Report;
 
-/// The rack's name.
+/// Name of the measured rack.
 const RACK: &str = "scale";
 /// Hosts, and functions of each.
 const HOSTS: usize = 1000;

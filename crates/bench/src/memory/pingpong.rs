@@ -36,7 +36,7 @@ pub struct PrivateBuffer {
 const LINES: usize = 128;
 
 impl PrivateBuffer {
-    /// Zeroes, so many.
+    /// A buffer of `bytes` zeroes.
     pub fn new(bytes: usize) -> PrivateBuffer {
         let memory = vec![0; bytes + 2 * LINES];
         let start = memory.as_ptr().align_offset(LINES);

@@ -1,4 +1,4 @@
-//! Turns on functions.
+//! What a client asks about turns on functions: who takes them, joining, leaving, and giving one back early.
 
 use hyper::Method;
 

@@ -56,7 +56,7 @@ pub struct DriveLoad {
 /// A drive under a lease.
 #[derive(Debug)]
 pub struct LentDrive {
-    /// The lease's number.
+    /// The lease by which it is held.
     pub lease: u64,
     /// The lease's fencing epoch: data of a newer one may have replaced what this lease wrote.
     pub epoch: u64,

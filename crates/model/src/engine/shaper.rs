@@ -34,7 +34,7 @@ impl Default for PacketShare {
 const TURN: Time = Time::from_ns(20);
 
 #[derive(Debug)]
-struct Lane {
+struct TenantQueues {
     queues: Queues,
     waiting: usize,
     bucket: Option<Bucket>,
@@ -47,13 +47,13 @@ struct Lane {
 #[derive(Debug)]
 pub(super) struct DirectionShaper {
     shares: BTreeMap<u32, PacketShare>,
-    lanes: BTreeMap<u32, Lane>,
+    tenants: BTreeMap<u32, TenantQueues>,
     turns: Drr<u32>,
 }
 
 impl DirectionShaper {
     fn new(shares: BTreeMap<u32, PacketShare>) -> DirectionShaper {
-        DirectionShaper { shares, lanes: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
+        DirectionShaper { shares, tenants: BTreeMap::new(), turns: Drr::new(TURN.ps()) }
     }
 
     pub(super) fn push(
@@ -62,13 +62,13 @@ impl DirectionShaper {
         (level, class): (usize, PacketClass),
         waiting: QueuedPacket,
     ) {
-        let lane = match self.lanes.entry(tenant) {
-            std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
+        let of_tenant = match self.tenants.entry(tenant) {
+            std::collections::btree_map::Entry::Occupied(of_tenant) => of_tenant.into_mut(),
             std::collections::btree_map::Entry::Vacant(place) => {
                 let share = self.shares.get(&tenant).copied().unwrap_or_default();
                 self.turns.set(tenant, share.weight);
                 let bucket = share.rate.map(|(rate, burst)| Bucket::full(rate, burst, 0));
-                place.insert(Lane {
+                place.insert(TenantQueues {
                     queues: Queues::default(),
                     waiting: 0,
                     bucket,
@@ -77,12 +77,12 @@ impl DirectionShaper {
                 })
             }
         };
-        turns::insert(&mut lane.queues[level][class as usize], waiting);
-        lane.waiting += 1;
+        turns::insert(&mut of_tenant.queues[level][class as usize], waiting);
+        of_tenant.waiting += 1;
     }
 
     pub(super) fn memory(&self) -> usize {
-        let queues = self.lanes.values().flat_map(|lane| lane.queues.iter().flatten());
+        let queues = self.tenants.values().flat_map(|of_tenant| of_tenant.queues.iter().flatten());
         queues.map(VecDeque::capacity).sum::<usize>() * size_of::<QueuedPacket>()
     }
 }
@@ -97,10 +97,10 @@ impl World {
     /// The share of the measured time for which a tenant could have sent more by a direction but for its rate.
     pub fn shaped_share(&self, direction: DirectionId, tenant: u32) -> f64 {
         let shaper = self.directions[direction.index()].shaper.as_ref();
-        let lane = shaper.and_then(|shaper| shaper.lanes.get(&tenant));
-        lane.map_or(0.0, |lane| {
-            let since = lane.held_since.max(self.measured_from);
-            self.share(lane.held + self.now.since(since))
+        let of_tenant = shaper.and_then(|shaper| shaper.tenants.get(&tenant));
+        of_tenant.map_or(0.0, |of_tenant| {
+            let since = of_tenant.held_since.max(self.measured_from);
+            self.share(of_tenant.held + self.now.since(since))
         })
     }
 
@@ -121,43 +121,49 @@ impl World {
         let mut found: BTreeMap<u32, (usize, PacketClass)> = BTreeMap::new();
         let here = &self.directions[direction as usize];
         let Some(shaper) = &here.shaper else { return Err(None) };
-        let lanes: Vec<u32> =
-            shaper.lanes.iter().filter(|(_, lane)| lane.waiting > 0).map(|(id, _)| *id).collect();
+        let tenants: Vec<u32> = shaper
+            .tenants
+            .iter()
+            .filter(|(_, of_tenant)| of_tenant.waiting > 0)
+            .map(|(id, _)| *id)
+            .collect();
         let mut held = Vec::new();
-        for tenant in lanes {
+        for tenant in tenants {
             let Some(place) = self.first_of(direction, tenant) else { continue };
             let Some(shaper) = &mut self.directions[direction as usize].shaper else { continue };
-            let Some(lane) = shaper.lanes.get_mut(&tenant) else { continue };
-            let ready = lane.bucket.as_mut().is_none_or(|bucket| bucket.ready(now.ps() / 1000));
+            let Some(of_tenant) = shaper.tenants.get_mut(&tenant) else { continue };
+            let ready =
+                of_tenant.bucket.as_mut().is_none_or(|bucket| bucket.ready(now.ps() / 1000));
             if ready {
                 found.insert(tenant, place);
                 continue;
             }
             held.push(tenant);
-            let at = lane.bucket.as_ref().map_or(u64::MAX, Bucket::ready_at).min(u64::MAX / 1001);
+            let at =
+                of_tenant.bucket.as_ref().map_or(u64::MAX, Bucket::ready_at).min(u64::MAX / 1001);
             let at = Time::from_ns(at).max(now + Time::from_ps(1));
             next = Some(next.map_or(at, |other| other.min(at)));
         }
         let Some(shaper) = &mut self.directions[direction as usize].shaper else {
             return Err(next);
         };
-        for (tenant, lane) in &mut shaper.lanes {
+        for (tenant, of_tenant) in &mut shaper.tenants {
             if held.contains(tenant) {
-                lane.held_since = lane.held_since.min(now);
+                of_tenant.held_since = of_tenant.held_since.min(now);
             } else {
-                let since = std::mem::replace(&mut lane.held_since, Time::MAX);
-                lane.held += now.since(since.max(from));
+                let since = std::mem::replace(&mut of_tenant.held_since, Time::MAX);
+                of_tenant.held += now.since(since.max(from));
             }
         }
         found.keys().for_each(|tenant| shaper.turns.wake(*tenant, now.ps(), 1));
         let tenant = shaper.turns.pick(now.ps(), |tenant| found.contains_key(&tenant));
         let place = tenant.and_then(|tenant| Some((tenant, found.get(&tenant)?)));
         let Some((tenant, (level, class))) = place else { return Err(next) };
-        let Some(lane) = shaper.lanes.get_mut(&tenant) else { return Err(next) };
-        let Some((_, id)) = lane.queues[*level][*class as usize].pop_front() else {
+        let Some(of_tenant) = shaper.tenants.get_mut(&tenant) else { return Err(next) };
+        let Some((_, id)) = of_tenant.queues[*level][*class as usize].pop_front() else {
             return Err(next);
         };
-        lane.waiting -= 1;
+        of_tenant.waiting -= 1;
         Ok(id)
     }
 
@@ -167,7 +173,7 @@ impl World {
         let tenant = self.tenant_of(&tlp);
         let Some(shaper) = &mut self.directions[direction as usize].shaper else { return };
         shaper.turns.charge(tenant, busy.ps());
-        if let Some(Lane { bucket: Some(bucket), .. }) = shaper.lanes.get_mut(&tenant) {
+        if let Some(TenantQueues { bucket: Some(bucket), .. }) = shaper.tenants.get_mut(&tenant) {
             bucket.spend(tlp.payload().into());
         }
     }
@@ -178,13 +184,15 @@ impl World {
         let mut best: Option<(u64, (usize, PacketClass))> = None;
         for (level, class) in (0..LEVELS).flat_map(|level| CLASSES.map(|class| (level, class))) {
             let here = &self.directions[direction as usize];
-            let lane = here.shaper.as_ref()?.lanes.get(&tenant)?;
-            let Some((_, first)) = lane.queues[level][class as usize].front() else { continue };
+            let of_tenant = here.shaper.as_ref()?.tenants.get(&tenant)?;
+            let Some((_, first)) = of_tenant.queues[level][class as usize].front() else {
+                continue;
+            };
             let tlp = &self.tlps[*first];
             if !here.has_credits(tlp) {
                 self.directions[direction as usize].note_blocked(class, now);
             } else if best.is_none_or(|(order, _)| tlp.order < order)
-                && !self.is_behind_own(&lane.queues, tlp)
+                && !self.is_behind_own(&of_tenant.queues, tlp)
             {
                 best = Some((tlp.order, (level, class)));
             }

@@ -1,4 +1,4 @@
-//! Reading `[timing]`.
+//! Reads the rack file's `[timing]`: what parts take that differ from their profiles, with the place of each error.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Reading a workload.
+//! Reads a workload file: its flows and levels, with the place of each error in the file.
 
 use rackbus_fabric::text::{
     FileError, Named, Parsed, Problem, Section, document, list, subsection, wrong,

@@ -158,9 +158,9 @@ impl FlowSpec {
 pub struct FlowSpans {
     /// `from`, `by` or `host`, `to` or `device`, in the order of [`FlowKind::ends`].
     pub ends: Vec<Range<usize>>,
-    /// `begin`.
+    /// Where `begin` is, bytes of the file.
     pub begin: Range<usize>,
-    /// `end`.
+    /// Where `end` is, bytes of the file.
     pub end: Range<usize>,
 }
 

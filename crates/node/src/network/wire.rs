@@ -18,9 +18,9 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The interface of an uplink.
 #[derive(Debug)]
 pub enum UplinkWire {
-    /// By a packet socket.
+    /// Frames go through a packet socket.
     Packet(PacketSocket),
-    /// By AF_XDP.
+    /// Frames go through AF_XDP rings.
     Xdp(Box<XdpPort>),
 }
 

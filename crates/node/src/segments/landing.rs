@@ -71,7 +71,7 @@ impl LandingMemory {
     }
 }
 
-/// The connector's end.
+/// The connector's end: what a thread that copies moves bytes by.
 #[derive(Debug)]
 pub struct LandingLane {
     region: Arc<Region>,

@@ -156,7 +156,7 @@ pub enum DirectoryAction {
         /// How many bytes are emptied.
         length: u64,
     },
-    /// Release an object.
+    /// Release an object that the directory refers to no more.
     Forget(ObjectId),
     /// End a session: it did not answer. [`Directory::closed`](super::Directory::closed) is to be called.
     Cut(SessionId),

@@ -1,4 +1,4 @@
-//! LZ4 frames.
+//! The engines for LZ4 frames: a compressor, and a decompressor that keeps its memory from one message to the next.
 
 use std::io::{Read, Write};
 

@@ -59,7 +59,7 @@ struct Borrowing {
 }
 
 /// A drive that its lender offers the medium of. It is there as long as this is.
-struct Lender {
+struct OfferingDrive {
     _drive: Endpoint,
     stream: UnixStream,
 }
@@ -102,7 +102,7 @@ impl Borrowing {
     }
 
     /// Lets the link connect to a lender.
-    fn lend(&self) -> Lender {
+    fn lend(&self) -> OfferingDrive {
         let (lender, ours, _, _) = offered();
         self.connect.send(Arc::new(ours)).unwrap();
         lender
@@ -110,7 +110,7 @@ impl Borrowing {
 }
 
 /// A lender that has offered its medium, and the borrower's end with what is offered there.
-fn offered() -> (Lender, UnixStream, OfferedMedium, Handles) {
+fn offered() -> (OfferingDrive, UnixStream, OfferedMedium, Handles) {
     let config = NvmeConfig::memory(1 << 20, "M1");
     let mut drive = Endpoint::new(Box::new(Nvme::new(&config).unwrap()));
     let offer = drive.serve_medium(None).unwrap();
@@ -118,7 +118,7 @@ fn offered() -> (Lender, UnixStream, OfferedMedium, Handles) {
     let medium = OfferedMedium { class, description, session: None };
     let (stream, ours) = UnixStream::pair().unwrap();
     medium.send(&stream, &offer.handles).unwrap();
-    (Lender { _drive: drive, stream }, ours, medium, offer.handles)
+    (OfferingDrive { _drive: drive, stream }, ours, medium, offer.handles)
 }
 
 fn closed(lease: u64) -> BorrowerAction {
