@@ -305,6 +305,11 @@ async fn a_revocation_ends_what_a_front_has_under_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn faults_are_events_wherever_the_front_runs() {
     let rack = rack().await;
+    let lender = ControlClient::new(&rack.folder.path().join("alpha").join(SOCKET));
+    let before = "rackbus_function_dma_refused_total{function=\"alpha/nvme0\",host=\"alpha\",\
+                  role=\"lender\",cause=\"not mapped\"} 0";
+    let page = lender.metrics().await.unwrap();
+    assert!(page.lines().any(|line| line == before), "it is not there before the first: {page}");
     for (placement, host) in [("lender", "alpha"), ("borrower", "beta")] {
         let request = match host {
             "alpha" => BorrowRequest::new("alpha/nvme0", "beta"),

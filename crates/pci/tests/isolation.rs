@@ -383,7 +383,8 @@ fn every_boundary_of_every_mapping_holds() {
         }
     }
     assert!(reached > 20, "{reached}");
-    let causes: BTreeMap<_, _> = world.endpoint.dma().refusals().by_cause().collect();
+    let causes: BTreeMap<_, _> =
+        world.endpoint.dma().refusals().by_cause().filter(|(_, count)| *count > 0).collect();
     for cause in ["not mapped", "denied", "past the address space"] {
         assert!(causes.contains_key(cause), "{causes:?}");
     }

@@ -316,11 +316,10 @@ impl Lendable for Physical {
     fn describe(&self, known: DeviceReport) -> DeviceReport {
         let trouble = known.trouble.or_else(|| locked(&self.shared.trouble).clone());
         let (dma_refused, burst) = *locked(&self.shared.refused);
-        let cause = (dma_refused > 0).then(|| ("not mapped".to_owned(), dma_refused));
         DeviceReport {
             trouble,
             dma_refused,
-            dma_refused_by_cause: cause.into_iter().collect(),
+            dma_refused_by_cause: [("not mapped".to_owned(), dma_refused)].into(),
             first_refused: burst.map(|burst| burst.first.to_string()),
             last_refused: burst.map(|burst| burst.last.to_string()),
             jobs: self.shared.jobs.load(Ordering::Relaxed),
