@@ -329,7 +329,8 @@ impl World {
 
 #[test]
 fn flows_stay_whole_whatever_stations_do() {
-    let simulation = Simulation { test: "-p rackbus-net port_queue::tests::flows", usual: 60 };
+    let simulation =
+        Simulation { test: "-p rackbus-net --lib port_queue::tests::flows", usual: 60 };
     simulation.run(|seed, _| {
         let mut world = World::new(seed);
         for _ in 0..600 {

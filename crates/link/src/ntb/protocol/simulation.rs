@@ -12,7 +12,7 @@ use rackbus_seeds::{Random, Simulation};
 use super::*;
 
 const SIMULATION: Simulation =
-    Simulation { test: "-p rackbus-link ntb::protocol::simulation", usual: 300 };
+    Simulation { test: "-p rackbus-link --lib ntb::protocol::simulation", usual: 300 };
 
 /// A small arena: rings of 4 KiB.
 fn layout() -> ArenaLayout {

@@ -191,7 +191,10 @@ impl Rack {
 #[test]
 fn one_uplink_at_a_time_is_used_however_hosts_freeze() {
     const { assert!(LOOK_NS + FENCE_NS < SILENT_NS) };
-    let simulation = Simulation { test: "-p rackbus-net tests::uplinks::one", usual: 40 };
+    let simulation = Simulation {
+        test: "-p rackbus-net --lib port_queue::tests::uplinks::one_uplink",
+        usual: 40,
+    };
     simulation.run(|seed, _| {
         let mut rack = Rack::new(seed);
         (0..4000).try_for_each(|_| rack.step())
