@@ -65,9 +65,9 @@ SISCI_API_EXPORT void SCISetSegmentUnavailable(sci_local_segment_t segment,
                                                sci_error_t *error);
 
 /*
- * Removes it and frees its id, available or connected or not. Who has it mapped keeps memory there
- * that leads nowhere, until it unmaps. flags: FORCE_REMOVE. SCI_ERR_BUSY: this process still has
- * it mapped, or uses it in a transfer.
+ * Removes it and frees its id, available or connected or not. Who has it mapped still reads what
+ * was there last, until it unmaps. flags: FORCE_REMOVE. SCI_ERR_BUSY: this process still has it
+ * mapped, or uses it in a transfer.
  */
 SISCI_API_EXPORT void SCIRemoveSegment(sci_local_segment_t segment, unsigned int flags,
                                        sci_error_t *error);
