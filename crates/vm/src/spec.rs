@@ -188,7 +188,11 @@ impl VmSpec {
         Ok(args.0)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks what does not depend on what is borrowed for the VM.
+    ///
+    /// # Errors
+    /// When a value cannot be given to QEMU.
+    pub fn check_options(&self) -> Result<()> {
         let invalid = |text: String| Err(VmError::Invalid(text));
         check_name(&self.name)?;
         check_memory(self.memory_mib, self.max_memory_mib)?;
@@ -197,14 +201,20 @@ impl VmSpec {
                 "{device}: with intremap=on, give dma-translation=off too, or QEMU ends when the guest boots"
             ));
         }
-        if self.boot == Boot::Firmware && self.functions.is_empty() {
-            return invalid("firmware has nothing to start: borrow a drive for the VM".to_owned());
-        }
         if self.cpus == 0 || self.cpus > 255 {
             return invalid(format!("{} processors: give 1 to 255", self.cpus));
         }
         if self.ports() > 28 {
             return invalid(format!("{} functions and spare ports: at most 28", self.ports()));
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        let invalid = |text: String| Err(VmError::Invalid(text));
+        self.check_options()?;
+        if self.boot == Boot::Firmware && self.functions.is_empty() {
+            return invalid("firmware has nothing to start: borrow a drive for the VM".to_owned());
         }
         let longest = self.dir.join("console.sock");
         let sockets =

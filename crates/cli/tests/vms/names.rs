@@ -86,6 +86,21 @@ fn ending_a_detached_vm_run_while_it_starts_leaves_nothing_either() {
 }
 
 #[test]
+fn options_that_no_vm_can_have_are_refused_before_anything_is_borrowed() {
+    let lab = Lab::up();
+    let common = ["vm", "run", "--host", "beta", "--borrow", "alpha/nvme0"];
+    for (more, why) in [
+        (&["--", "-device", "intel-iommu,intremap=on"][..], "give dma-translation=off too"),
+        (&["--cpus", "0"], "0 processors: give 1 to 255"),
+        (&["--spare-ports", "29"], "at most 28"),
+    ] {
+        let told = lab.rack.bad(2, &[&common[..], more].concat());
+        assert!(told.contains(why) && told.contains("vm run --help"), "{told}");
+    }
+    assert_eq!(lab.rack.json(&["leases", "--all"]), serde_json::json!([]));
+}
+
+#[test]
 fn vm_args_that_fail_leave_no_lease() {
     let lab = Lab::up();
     let common = ["vm", "args", "--host", "beta", "--borrow", "alpha/nvme0", "--fabric"];

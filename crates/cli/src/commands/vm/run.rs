@@ -29,6 +29,9 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
         let refused = |error: VmError| Failure::usage(error.to_string(), "choose another --name");
         check_name(name).map_err(refused)?;
     }
+    let options = spec(args, args.name.as_deref().unwrap_or("vm"), &[], context);
+    let refused = |error: VmError| Failure::usage(error.to_string(), "see `rackbus vm run --help`");
+    options.check_options().map_err(refused)?;
     let remedy = "stop another VM of that host, or run this one with less --memory";
     check_room(context, &args.host, args.memory.memory, remedy)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
