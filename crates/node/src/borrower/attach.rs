@@ -117,7 +117,7 @@ pub(super) fn show(
 fn has_other_user(lease: Weak<Open>, process: u32) -> LeaseEnded {
     // Nobody is there any more, or still that one.
     let same = move |open: Arc<Open>| open.process().is_none_or(|now| now == process);
-    Box::new(move || !lease.upgrade().is_some_and(same))
+    Box::new(move || !lease.upgrade().filter(|open| !open.has_ended()).is_some_and(same))
 }
 
 impl AttachOpener {
@@ -142,7 +142,7 @@ impl AttachOpener {
         let (lease, listener) = (self.open.clone(), self.listener.clone());
         let needless = move || {
             let Some(open) = lease.upgrade() else { return true };
-            if open.use_of() != LeaseUse::Unused {
+            if open.has_ended() || open.use_of() != LeaseUse::Unused {
                 return true;
             }
             let Some(vm) = listener.running_vm(&open.path) else { return false };

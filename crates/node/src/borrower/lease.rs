@@ -66,6 +66,11 @@ impl Open {
         self.server().as_ref().and_then(Server::client_pid)
     }
 
+    /// Whether the lease has ended: its socket is gone, though its last user may have it open still.
+    pub(super) fn has_ended(&self) -> bool {
+        self.server().as_ref().is_some_and(|server| server.listener().is_none())
+    }
+
     pub(super) fn user(&self) -> MutexGuard<'_, Option<VmUser>> {
         self.user.lock().unwrap_or_else(PoisonError::into_inner)
     }

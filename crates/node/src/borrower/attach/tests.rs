@@ -285,3 +285,17 @@ fn a_vm_that_runs_keeps_what_it_has_when_who_started_it_ends() {
     drop(functions);
     assert!(ended(), "the lease is gone");
 }
+
+/// What was returned before is not returned once more, and nobody reads in the log that it is.
+#[test]
+fn what_has_ended_does_not_go_back_with_who_started_its_user_or_used_it() {
+    let (_folder, functions, listener) = starting();
+    let (_, starter_needless) = listener.watched.lock().unwrap().pop().unwrap();
+    *listener.vm.lock().unwrap() = Some(VmUser::new("vm1".to_owned(), std::process::id()));
+    assert!(starter_needless());
+    let (_, vm_needless) = listener.watched.lock().unwrap().pop().unwrap();
+    *listener.vm.lock().unwrap() = None;
+    assert!(!starter_needless() && !vm_needless());
+    functions.close(1);
+    assert!(starter_needless() && vm_needless());
+}
