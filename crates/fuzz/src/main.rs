@@ -30,11 +30,19 @@ fn write_seeds(target: &Target, folder: &Path) -> std::io::Result<()> {
     for (nth, seed) in (target.seeds)().iter().enumerate() {
         std::fs::write(seeds.join(format!("seed-{nth}")), seed)?;
     }
-    let quoted = |word: &&str| format!("\"{}\"\n", word.escape_default());
-    // libFuzzer takes no empty file.
-    let words =
-        "# words of inputs\n".to_owned() + &target.words.iter().map(quoted).collect::<String>();
-    std::fs::write(folder.join("words"), words)
+    std::fs::write(folder.join("words"), dictionary(target.words))
+}
+
+/// Words as libFuzzer reads them: printable characters, and all other bytes as hexadecimal numbers.
+fn dictionary(words: &[&str]) -> String {
+    let escaped = |byte: u8| match byte {
+        b'"' | b'\\' => format!("\\{}", char::from(byte)),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    let quoted = |word: &&str| format!("\"{}\"\n", word.bytes().map(escaped).collect::<String>());
+    // It takes no empty file.
+    "# words of inputs\n".to_owned() + &words.iter().map(quoted).collect::<String>()
 }
 
 fn run(command: Command) -> Result<(), String> {
@@ -60,5 +68,43 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A word of a dictionary, as libFuzzer takes it: nothing else may follow a backslash.
+    fn unquoted(line: &str) -> Vec<u8> {
+        let quoted = line.strip_prefix('"').and_then(|it| it.strip_suffix('"')).unwrap();
+        let mut rest = quoted.bytes();
+        let mut word = Vec::new();
+        while let Some(byte) = rest.next() {
+            assert!((b' '..=b'~').contains(&byte), "{line}");
+            word.push(match byte {
+                b'\\' => match rest.next() {
+                    Some(escaped @ (b'"' | b'\\')) => escaped,
+                    Some(b'x') => {
+                        let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                        u8::from_str_radix(str::from_utf8(&digits).unwrap(), 16).unwrap()
+                    }
+                    other => panic!("{line}: {other:?} after a backslash"),
+                },
+                plain => plain,
+            });
+        }
+        word
+    }
+
+    #[test]
+    fn the_fuzzer_reads_the_words_of_every_target() {
+        for Target { name, words, .. } in TARGETS {
+            let text = dictionary(words);
+            let read: Vec<Vec<u8>> = text.lines().skip(1).map(unquoted).collect();
+            let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+            assert_eq!(read, words, "{name}");
+        }
+        assert_eq!(dictionary(&["\n\"'é"]), "# words of inputs\n\"\\x0a\\\"'\\xc3\\xa9\"\n");
     }
 }

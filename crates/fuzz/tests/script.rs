@@ -50,3 +50,24 @@ fn inputs_of_all_targets_are_counted() {
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     assert!(text(&done.stdout).ends_with("fuzz: ok, 12 executions\n"));
 }
+
+#[test]
+fn what_is_found_is_told_with_the_command_that_runs_it_again() {
+    let finds = "echo 'artifact_prefix; Test unit written to /found/crash-1'; exit 77";
+    let failed = fuzz("found", finds);
+    assert_eq!(failed.status.code(), Some(1), "{}", text(&failed.stdout));
+    let said = text(&failed.stderr);
+    let replay = "fuzz: other FAILED; replay it with:\n  \
+        cargo run -p rackbus-fuzz -- replay other /found/crash-1\n";
+    assert!(said.contains(replay), "{said}");
+    assert!(!text(&failed.stdout).contains("fuzz: ok"));
+}
+
+#[test]
+fn a_fuzzer_that_fails_by_itself_names_no_input() {
+    let failed = fuzz("broken", "echo 'ParseDictionaryFile: error in line 2'; exit 1");
+    assert_eq!(failed.status.code(), Some(1), "{}", text(&failed.stdout));
+    let said = text(&failed.stderr);
+    assert!(said.contains("fuzz: other FAILED, and by no input; see "), "{said}");
+    assert!(!said.contains("replay"), "{said}");
+}
