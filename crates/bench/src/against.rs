@@ -1,9 +1,8 @@
 //! Pairs runs of this program with runs of an earlier build of it, and says what became slower.
 //!
 //! A figure moves by more between two runs on one machine than most changes move it. So both
-//! programs run in turns, each pair gives one ratio for each case, and the confidence interval is that
-//! of the median by order statistics (the sign test turned round): it assumes nothing about how
-//! the ratios are distributed, and one disturbed run moves it by one place at most.
+//! programs run in turns, each pair gives one ratio for each case, and the
+//! [confidence interval](crate::interval) of the median says whether they differ.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 
 use crate::BenchError;
-use crate::report::median;
+use crate::interval::{Interval, interval, places};
 
 /// Which programs are paired, on what, and how often.
 #[derive(Debug, Clone)]
@@ -88,44 +87,12 @@ fn distance(value: f64, unit: &str) -> f64 {
     if unit == "ratio" { value.max(value.recip()) } else { value }
 }
 
-/// What the pairs say of one case.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Interval {
-    /// Median of after / before.
-    ratio: f64,
-    /// Bounds of the confidence interval.
-    low: f64,
-    high: f64,
-}
-
 /// How the two compare, with 95 % confidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Slower,
     Faster,
     Same,
-}
-
-/// Places from either end of the sorted ratios at which the interval of at least 95 % for the
-/// median begins: the largest k with P(Binomial(n, 1/2) < k) <= 2.5 %. `None` for fewer than six.
-fn places(n: usize) -> Option<usize> {
-    let mut chance = 0.5f64.powi(i32::try_from(n).ok()?);
-    let mut sum = 0.0;
-    let mut k = 0;
-    while sum + chance <= 0.025 {
-        sum += chance;
-        chance *= (n - k) as f64 / (k + 1) as f64;
-        k += 1;
-    }
-    k.checked_sub(1)
-}
-
-fn interval(ratios: &[f64]) -> Option<Interval> {
-    let place = places(ratios.len())?;
-    let mut sorted = ratios.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (sorted[place], sorted[sorted.len() - 1 - place]);
-    Some(Interval { ratio: median(&sorted), low, high })
 }
 
 fn verdict(interval: Interval, unit: &str) -> Verdict {
@@ -260,7 +227,7 @@ fn show(pairs: &Pairs) -> BaselineComparison {
             Verdict::Faster => "faster",
             Verdict::Same => "",
         };
-        let Interval { ratio, low, high } = found;
+        let Interval { median: ratio, low, high } = found;
         println!("{case:<60} {ratio:>8.3} {low:>8.3} to {high:<6.3} {unit:<10} {word}");
         if verdict == Verdict::Slower {
             comparison.slower.push(case);
@@ -272,15 +239,6 @@ fn show(pairs: &Pairs) -> BaselineComparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_interval_begins_where_tables_of_the_sign_test_say() {
-        // For n = 15: P(B < 4) = 1.76 %, P(B < 5) = 5.9 %, so the fourth value from either end.
-        assert_eq!(places(5), None);
-        assert_eq!(places(6), Some(0));
-        assert_eq!(places(15), Some(3));
-        assert_eq!(places(20), Some(5));
-    }
 
     fn line(case: &str, peer: &str, ours: f64, unit: &str) -> String {
         format!(

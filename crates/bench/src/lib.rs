@@ -15,6 +15,7 @@ pub mod datapath;
 #[cfg(feature = "guests")]
 pub mod guests;
 mod hot_add;
+mod interval;
 pub mod lending;
 mod lent;
 mod machine;

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::BenchError;
+use crate::interval::{Interval, interval};
 
 /// One comparison: a row of `target/bench/results.jsonl`.
 #[derive(Debug, Clone, Serialize)]
@@ -81,8 +82,8 @@ impl Report {
             .transpose()?;
         let mut report = Report { file, json, rows: Vec::new() };
         report.note(&format!(
-            "{:<38} {:>12} {:>12} {:<10} {:>8}  against",
-            "case", "ours", "peer", "unit", "ratio"
+            "{:<38} {:>12} {:>12} {:<10} {:>8} {:>16}  against",
+            "case", "ours", "peer", "unit", "ratio", "95 % interval"
         ));
         Ok(report)
     }
@@ -99,14 +100,26 @@ impl Report {
     /// # Errors
     /// When the file cannot be written.
     pub fn add(&mut self, row: ResultRow) -> Result<(), BenchError> {
+        self.add_with(row, None)
+    }
+
+    /// The same, of a row whose ratio has an interval.
+    fn add_with(&mut self, row: ResultRow, within: Option<Interval>) -> Result<(), BenchError> {
+        let within = within.map(|it| format!("{:.3} to {:.3}", it.low, it.high));
         let line =
             serde_json::to_string(&row).map_err(|error| BenchError::Peer(error.to_string()))?;
         if self.json {
             println!("{line}");
         }
         self.note(&format!(
-            "{:<38} {:>12.3} {:>12.3} {:<10} {:>8.3}  {}",
-            row.case, row.ours, row.peer, row.unit, row.ratio, row.peer_name
+            "{:<38} {:>12.3} {:>12.3} {:<10} {:>8.3} {:>16}  {}",
+            row.case,
+            row.ours,
+            row.peer,
+            row.unit,
+            row.ratio,
+            within.unwrap_or_default(),
+            row.peer_name
         ));
         if let Some(file) = &mut self.file {
             writeln!(file, "{line}").map_err(BenchError::io("writing results"))?;
@@ -121,7 +134,7 @@ impl Report {
     }
 
     /// Measures both in turns and takes the row: its ratio is the median of what `relate` makes of
-    /// each pair.
+    /// each pair, whose interval at 95 % people are shown from six pairs on.
     ///
     /// # Errors
     /// When one of both fails, or the file cannot be written.
@@ -151,11 +164,11 @@ impl Report {
             pairs.push((ours()?, peer()?));
         }
         for (nth, case) in cases.into_iter().enumerate() {
-            let of = |value: fn(f64, f64) -> f64| {
-                let values = pairs.iter().map(|(ours, peer)| value(ours[nth], peer[nth]));
-                median(&values.collect::<Vec<_>>())
+            let each = |value: fn(f64, f64) -> f64| -> Vec<f64> {
+                pairs.iter().map(|(ours, peer)| value(ours[nth], peer[nth])).collect()
             };
-            self.add(ResultRow {
+            let of = |value| median(&each(value));
+            let row = ResultRow {
                 area: case.area,
                 case: case.case.to_owned(),
                 ours: of(|ours, _| ours),
@@ -164,7 +177,8 @@ impl Report {
                 unit: case.unit,
                 ratio: of(relate),
                 runs: pairs.len(),
-            })?;
+            };
+            self.add_with(row, interval(&each(relate)))?;
         }
         Ok(())
     }
