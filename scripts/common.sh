@@ -50,3 +50,32 @@ publish() {
 		mv -T "$1" "$2"
 	fi
 }
+
+# in_chroot ROOT FOLDERS COMMAND...: runs it in ROOT, where the FOLDERS (one argument, with spaces between) are as here.
+# Takes root. Its mounts are its own, and gone with it.
+in_chroot() {
+	unshare -m sh -eu -c '
+		root=$1
+		for dir in $2 /proc /dev; do
+			mkdir -p "$root$dir"
+			mount --bind "$dir" "$root$dir"
+		done
+		shift 2
+		exec chroot "$root" /usr/bin/env -i PATH=/usr/bin:/usr/sbin LC_ALL=C "$@"
+	' sh "$@"
+}
+
+# compiler ROOT STAMP SUITE COMPILER PACKAGE...: a compiler of SUITE, with what more its user needs, unpacked into ROOT to
+# be run in a chroot. In a shell of its own: the caller's $new and $stamp stay what they are.
+compiler() (
+	root=$1 stamp=$2 suite=$3
+	fresh "$root" "$stamp" && exit
+	say "kernel $suite: $4, unpacked"
+	temporary tools
+	shift 3
+	"$here/debs" "$suite" "$new" "$@" make bash coreutils sed gawk grep findutils perl-base dash
+	ln -sf dash "$new/usr/bin/sh"
+	[ -e "$new/usr/bin/awk" ] || ln -s gawk "$new/usr/bin/awk"
+	mkdir -p "$new/proc" "$new/dev" "$new/tmp" "$(dirname "$root")"
+	publish "$new" "$root" "$stamp"
+)
