@@ -14,6 +14,14 @@
 #include <linux/string.h>
 #include <linux/version.h>
 
+/*
+ * Without operations of its own a device would be given addresses that mean
+ * the lender's memory: set_dma_ops() is there then, and does nothing.
+ */
+#if !defined(CONFIG_ARCH_HAS_DMA_OPS) && !defined(CONFIG_DMA_OPS)
+#error "devices cannot have DMA operations here (CONFIG_XEN or CONFIG_GART_IOMMU)"
+#endif
+
 /* A function's interrupts are a domain of PCI MSIs, or the parent of such. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 16, 0)
 #define RACKBUS_MSI_PARENT 1
