@@ -43,17 +43,25 @@ const SUBNET: u8 = 21;
 const SLACK: Duration = Duration::from_secs(60);
 
 /// A load of fio's: what it is called, its options, and whether its figure is latency or bandwidth.
-const LOADS: [(&str, &str, bool); 7] = [
+const LOADS: [(&str, &str, bool); 9] = [
     ("4k read qd1", "--rw=randread --bs=4k --ioengine=psync", true),
     ("16k read qd1", "--rw=randread --bs=16k --ioengine=psync", true),
     ("64k read qd1", "--rw=randread --bs=64k --ioengine=psync", true),
     ("256k read qd1", "--rw=randread --bs=256k --ioengine=psync", true),
     ("4k write qd1", "--rw=randwrite --bs=4k --ioengine=psync", true),
+    ("4k sequential read qd8", "--rw=read --bs=4k --ioengine=libaio --iodepth=8", false),
     ("128k sequential read qd8", "--rw=read --bs=128k --ioengine=libaio --iodepth=8", false),
+    ("1m sequential read qd8", "--rw=read --bs=1m --ioengine=libaio --iodepth=8", false),
     ("128k sequential write qd8", "--rw=write --bs=128k --ioengine=libaio --iodepth=8", false),
 ];
 /// What the timing model is asked of beside: rows of Device Lending's figures.
-const MODELLED: [&str; 3] = ["DL1", "DL2", "DL8"];
+const MODELLED: [&str; 8] = ["DL1", "DL2", "DL3", "DL4", "DL5", "DL6", "DL7", "DL8"];
+/// What the bridge's software counts at each end, by what was accessed.
+const TRAPS: [(&str, [&str; 2]); 3] = [
+    ("registers", ["register_reads", "register_writes"]),
+    ("the translated window", ["window1_reads", "window1_writes"]),
+    ("the mapped window", ["window2_reads", "window2_writes"]),
+];
 
 impl From<VmError> for BenchError {
     fn from(error: VmError) -> BenchError {
@@ -72,11 +80,11 @@ struct Measured {
     requests: f64,
 }
 
-/// What went through the borrower's end of the bridge, and how many interrupts its drive raised.
+/// What went through both ends of the bridge, and how many interrupts the borrowed drive raised.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
-    /// Accesses that trapped: registers, and windows that are translated.
-    trapped: f64,
+    /// Accesses that trapped, of each of [`TRAPS`].
+    trapped: [f64; TRAPS.len()],
     /// Interrupts of the borrowed drive that the borrower's kernel counted.
     interrupts: f64,
 }
@@ -128,7 +136,8 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     Ok(())
 }
 
-/// What traps at the bridge for each read: no more than its interrupt, whose window is translated.
+/// What traps at the bridge for each read, by what was accessed: doorbells of the drive and its interrupts in the translated
+/// window, the heartbeat too, and nothing in the mapped one.
 fn traps(
     settings: &Settings,
     bench: &RefCell<Bench>,
@@ -136,30 +145,36 @@ fn traps(
 ) -> Result<(), BenchError> {
     let mut bench = bench.borrow_mut();
     let (what, options, _) = LOADS[0];
-    let case = format!("traps at the bridge, {what}, {}", bench.accel);
-    if !case.contains(&settings.only) {
+    let case = |place: &str| format!("traps in {place}, {what}, {}", bench.accel);
+    let cases = TRAPS.map(|(place, _)| case(place));
+    if !cases.iter().any(|case| case.contains(&settings.only)) {
         return Ok(());
     }
-    let (mut trapped, mut interrupts, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut counted = Vec::new();
     for _ in 0..settings.runs {
         let before = bench.passed()?;
         let requests = bench.fio(HOSTS[1], options)?.requests;
         let after = bench.passed()?;
-        let each = |before: f64, after: f64| (after - before) / requests;
-        trapped.push(each(before.trapped, after.trapped));
-        interrupts.push(each(before.interrupts, after.interrupts));
-        ratios.push((after.trapped - before.trapped) / (after.interrupts - before.interrupts));
+        let interrupts = after.interrupts - before.interrupts;
+        let trapped = [0, 1, 2].map(|nth| after.trapped[nth] - before.trapped[nth]);
+        counted.push((trapped, interrupts, requests));
     }
-    report.add(ResultRow {
-        area: "metal",
-        case,
-        ours: median(&trapped),
-        peer: median(&interrupts),
-        peer_name: "interrupts, each of which is written to a window that traps".to_owned(),
-        unit: "per read",
-        ratio: median(&ratios),
-        runs: settings.runs,
-    })
+    let of = |figure: &dyn Fn(&([f64; TRAPS.len()], f64, f64)) -> f64| -> f64 {
+        median(&counted.iter().map(figure).collect::<Vec<_>>())
+    };
+    for (nth, case) in cases.into_iter().enumerate() {
+        report.add(ResultRow {
+            area: "metal",
+            case,
+            ours: of(&|(trapped, _, requests)| trapped[nth] / requests),
+            peer: of(&|(_, interrupts, requests)| interrupts / requests),
+            peer_name: "interrupts, each of which is written to a window that traps".to_owned(),
+            unit: "per read",
+            ratio: of(&|(trapped, interrupts, _)| trapped[nth] / interrupts),
+            runs: settings.runs,
+        })?;
+    }
+    Ok(())
 }
 
 impl Bench {
@@ -226,16 +241,10 @@ impl Bench {
     fn passed(&mut self) -> Result<Passed, BenchError> {
         let counted = self.rack.bridges()[0].counters()?;
         let count = |end: &str, name: &str| counted[end][name].as_f64().unwrap_or(f64::NAN);
-        let names = [
-            "register_reads",
-            "register_writes",
-            "window1_reads",
-            "window1_writes",
-            "window2_reads",
-            "window2_writes",
-        ];
         // The heartbeat of lender and borrower is among them, some ten a second.
-        let trapped = ["a", "b"].iter().flat_map(|end| names.map(|name| count(end, name))).sum();
+        let trapped = TRAPS.map(|(_, names)| {
+            ["a", "b"].iter().flat_map(|end| names.map(|it| count(end, it))).sum()
+        });
         let script = "awk '/nvme/ { sum += $2 } END { print sum }' /proc/interrupts";
         let said = self.rack.exec(HOSTS[1], script, SLACK)?.text();
         let interrupts = said.trim().parse().map_err(|_| {
