@@ -23,6 +23,7 @@
 
 #include <linux/atomic.h>
 #include <linux/completion.h>
+#include <linux/cpumask.h>
 #include <linux/kref.h>
 #include <linux/ktime.h>
 #include <linux/list.h>
@@ -57,6 +58,9 @@ struct rackbus_vector {
 	unsigned int index;		/* at the NTB */
 	unsigned int ntb_irq;
 	unsigned int irq;		/* the function's; 0: none is set up */
+	bool moves;			/* to the processors that are wanted */
+	cpumask_var_t wanted;
+	cpumask_var_t moving;		/* of the work alone */
 	atomic64_t count;
 };
 
@@ -111,7 +115,8 @@ struct rackbus_function {
 	struct fwnode_handle *fwnode;
 	struct irq_domain *irq_domain;
 	struct msi_domain_info *msi_info;
-	raw_spinlock_t msi_lock;	/* vector[].irq */
+	raw_spinlock_t msi_lock;	/* vector[].irq, moves, wanted */
+	struct work_struct moves;
 	struct rackbus_vector vector[RACKBUS_NTB_VECTORS];
 
 	struct delayed_work watch;

@@ -17,13 +17,6 @@
 #include <linux/irqchip/irq-msi-lib.h>
 #endif
 
-/*
- * A function's interrupt has its lock while the NTB's is moved, which has one
- * of its own: lockdep is told that they are not the same.
- */
-static struct lock_class_key irq_lock_class;
-static struct lock_class_key irq_request_class;
-
 static void translate(struct rackbus_function *fn, struct msi_msg *msg)
 {
 	u64 base = READ_ONCE(fn->isolated) ? fn->offer.mapped_msi_base :
@@ -47,18 +40,48 @@ static void rackbus_compose(struct irq_data *data, struct msi_msg *msg)
 	translate(fn, msg);
 }
 
+/*
+ * The NTB's vector moves with the function's interrupt, a moment later: here the
+ * kernel has locks that it takes for the other one, too (before Linux 6.12 it
+ * would wait for itself).  When a processor goes away, the kernel moves the
+ * NTB's vectors by itself.
+ */
 static int rackbus_set_affinity(struct irq_data *data,
 				const struct cpumask *mask, bool force)
 {
 	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
-	unsigned int ntb_irq = fn->vector[data->hwirq].ntb_irq;
-	int ret = irq_set_affinity(ntb_irq, mask);
+	struct rackbus_vector *vector = &fn->vector[data->hwirq];
+	unsigned long flags;
 
-	if (ret < 0)
-		return ret;
-	mask = irq_data_get_effective_affinity_mask(irq_get_irq_data(ntb_irq));
+	raw_spin_lock_irqsave(&fn->msi_lock, flags);
+	cpumask_copy(vector->wanted, mask);
+	vector->moves = true;
+	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
 	irq_data_update_effective_affinity(data, mask);
+	queue_work(rackbus_watches, &fn->moves);
 	return IRQ_SET_MASK_OK_DONE;
+}
+
+static void move_vectors(struct work_struct *work)
+{
+	struct rackbus_function *fn =
+		container_of(work, struct rackbus_function, moves);
+	struct rackbus_vector *vector;
+	unsigned long flags;
+	unsigned int k;
+	bool moves;
+
+	for (k = 0; k < fn->vectors; k++) {
+		vector = &fn->vector[k];
+		raw_spin_lock_irqsave(&fn->msi_lock, flags);
+		moves = vector->moves;
+		vector->moves = false;
+		cpumask_copy(vector->moving, vector->wanted);
+		raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
+		/* It fails where no processor of these is there any more. */
+		if (moves)
+			irq_set_affinity(vector->ntb_irq, vector->moving);
+	}
 }
 
 /* An edge: the message is all there is, so nothing has to be said. */
@@ -132,7 +155,6 @@ static int rackbus_irq_set_up(struct irq_domain *domain,
 		return -ENOSPC;
 	irq_domain_set_info(domain, irq, k, &rackbus_irq_chip, fn,
 			    handle_edge_irq, fn, "edge");
-	irq_set_lockdep_class(irq, &irq_lock_class, &irq_request_class);
 	set_vector(fn, k, irq);
 	return 0;
 }
@@ -263,42 +285,58 @@ static int make_domain(struct rackbus_function *fn)
 }
 #endif
 
-static void remove_vectors(struct rackbus_function *fn, unsigned int count)
+static void remove_vector(struct rackbus_vector *vector)
 {
-	struct rackbus_vector *vector;
-	unsigned int k;
+	/*
+	 * Who writes the message looks at the pointer and then calls
+	 * it: it is changed when nobody does, as the interrupt is off.
+	 */
+	free_irq(vector->ntb_irq, vector);
+	irq_get_msi_desc(vector->ntb_irq)->write_msi_msg = NULL;
+	free_cpumask_var(vector->wanted);
+	free_cpumask_var(vector->moving);
+}
 
-	for (k = 0; k < count; k++) {
-		vector = &fn->vector[k];
-		/*
-		 * Who writes the message looks at the pointer and then calls
-		 * it: it is changed when nobody does, as the interrupt is off.
-		 */
-		free_irq(vector->ntb_irq, vector);
-		irq_get_msi_desc(vector->ntb_irq)->write_msi_msg = NULL;
-	}
+static int take_vector(struct rackbus_function *fn,
+		       struct rackbus_vector *vector)
+{
+	struct msi_desc *desc;
+	int ret = -ENOMEM;
+
+	vector->function = fn;
+	vector->ntb_irq = pci_irq_vector(fn->ntb->pdev, vector->index);
+	if (!zalloc_cpumask_var(&vector->wanted, GFP_KERNEL))
+		return ret;
+	if (!zalloc_cpumask_var(&vector->moving, GFP_KERNEL))
+		goto free_wanted;
+	ret = request_irq(vector->ntb_irq, rackbus_interrupt, IRQF_NO_THREAD,
+			  "rackbus", vector);
+	if (ret)
+		goto free_moving;
+	desc = irq_get_msi_desc(vector->ntb_irq);
+	desc->write_msi_msg_data = vector;
+	desc->write_msi_msg = rackbus_moved;
+	return 0;
+
+free_moving:
+	free_cpumask_var(vector->moving);
+free_wanted:
+	free_cpumask_var(vector->wanted);
+	return ret;
 }
 
 static int take_vectors(struct rackbus_function *fn)
 {
-	struct rackbus_vector *vector;
-	struct msi_desc *desc;
 	unsigned int k;
 	int ret;
 
 	for (k = 0; k < fn->vectors; k++) {
-		vector = &fn->vector[k];
-		vector->function = fn;
-		vector->ntb_irq = pci_irq_vector(fn->ntb->pdev, vector->index);
-		ret = request_irq(vector->ntb_irq, rackbus_interrupt,
-				  IRQF_NO_THREAD, "rackbus", vector);
-		if (ret) {
-			remove_vectors(fn, k);
-			return ret;
-		}
-		desc = irq_get_msi_desc(vector->ntb_irq);
-		desc->write_msi_msg_data = vector;
-		desc->write_msi_msg = rackbus_moved;
+		ret = take_vector(fn, &fn->vector[k]);
+		if (!ret)
+			continue;
+		while (k--)
+			remove_vector(&fn->vector[k]);
+		return ret;
 	}
 	return 0;
 }
@@ -310,6 +348,7 @@ int rackbus_irq_create(struct rackbus_function *fn)
 	if (!fn->vectors)
 		return 0;
 	raw_spin_lock_init(&fn->msi_lock);
+	INIT_WORK(&fn->moves, move_vectors);
 	fn->fwnode = irq_domain_alloc_named_id_fwnode("rackbus", fn->handle);
 	if (!fn->fwnode)
 		return -ENOMEM;
@@ -332,9 +371,13 @@ free_fwnode:
 /* No device of the function is left, and so none of its interrupts. */
 void rackbus_irq_remove(struct rackbus_function *fn)
 {
+	unsigned int k;
+
 	if (!fn->vectors)
 		return;
-	remove_vectors(fn, fn->vectors);
+	cancel_work_sync(&fn->moves);
+	for (k = 0; k < fn->vectors; k++)
+		remove_vector(&fn->vector[k]);
 	irq_domain_remove(fn->irq_domain);
 	kfree(fn->msi_info);
 	irq_domain_free_fwnode(fn->fwnode);
