@@ -37,7 +37,7 @@ const USES: &str = r#"
     }
     handle() { rackbus metal list | grep "$1" | cut -d' ' -f1; }
     borrow() { until_ok rackbus borrow alpha/$1 --for beta --placement host; }
-    healthy() { dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e EXT4-fs.error -e lost.sync -e blocked.for; }; }
+    undamaged() { healthy; dmesg | { ! grep -e EXT4-fs.error -e lost.sync; }; }
 "#;
 
 /// Who lends by hand, among the processes of a host.
@@ -152,7 +152,7 @@ fn mounted_meanwhile(hosts: &mut MetalHosts, borrow: &str) -> Result<()> {
             "{USES}
             until_ok grep returned return.log
             [ ! -e /dev/nvme0n1 ]
-            healthy
+            undamaged
             echo 5000 >/sys/module/rackbus/parameters/silence_ms"
         ),
     )?;
@@ -194,7 +194,7 @@ fn two_ways(hosts: &mut MetalHosts) -> Result<()> {
             rackbus metal return $(handle lease)
             [ ! -e /dev/nvme0n1 ]
             until_ok gone
-            healthy"
+            undamaged"
         ),
     )?;
     Ok(())

@@ -39,7 +39,6 @@ pub const BINDS: &str = r#"
         until_ok grep busy told.$2
     }
     was_told() { until_ok test -s ended.$1; cat told.$1; grep told told.$1; }
-    healthy() { dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e blocked.for; }; }
     borrow() { until_ok rackbus borrow alpha/${1:-d0} --for beta --placement host; until_ok test -b /dev/nvme0n1; }
 "#;
 

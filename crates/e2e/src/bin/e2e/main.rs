@@ -64,7 +64,7 @@ type Alone = (&'static str, fn(&Path) -> Result<()>);
 /// Those without a rack, which come first.
 const ALONE: [Alone; 10] = [
     ("two machines run Linux 6.12's NTB drivers on a bridge in software", bridges::trixie),
-    ("a host's own driver drives a drive of another host", metal::borrowed),
+    ("a host's own driver drives a drive of another host", metal::bookworm),
     ("a program drives a drive of another host by its own host's vfio-pci", isolated::trixie),
     ("a VM boots from a drive of another host by its own host's vfio-pci", passthrough::boots),
     ("two hosts share memory and ring each other through a bridge in software", ntb_link::shared),
@@ -76,9 +76,12 @@ const ALONE: [Alone; 10] = [
 ];
 
 /// Those without a rack that are the same as another one on another version of Linux, or take minutes.
-const MORE_ALONE: [Alone; 3] = [
+const MORE_ALONE: [Alone; 6] = [
     ("two machines run Linux 6.1's NTB drivers on a bridge in software", bridges::bookworm),
     ("Linux 6.1 returns no way to a drive that is in use by its last one", controllers::bookworm),
+    ("Linux 6.12's own driver drives a drive of another host", metal::trixie),
+    ("the newest kernel's own driver drives a drive of another host", metal::newest),
+    ("hosts of a test bed borrow and return a drive a hundred times", testbed::hundred),
     ("a stock kernel in a VM drives a drive of another host", passthrough::stock_kernel),
 ];
 

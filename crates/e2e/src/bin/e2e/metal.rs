@@ -7,11 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use rackbus_e2e::metal::{ENDS, bridge_address, start_bridge};
-use rackbus_e2e::{Result, programs};
+use rackbus_e2e::{Result, ensure, programs};
 use rackbus_vm::metal::{BridgeProcess, FILES};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
+use serde_json::Value;
 
-/// What the scripts have in common.
+/// What the scripts have in common. A kernel that looks at locks (lockdep) looks no more when it has found something.
 pub const PRELUDE: &str = r#"
     set -e
     cd /tmp
@@ -22,6 +23,10 @@ pub const PRELUDE: &str = r#"
     refused() { if "$@" >refused 2>&1; then echo "not refused: $*"; return 1; fi; cat refused; }
     back() { [ $(basename $(readlink /sys/bus/pci/devices/$(at 0x010802)/driver)) = nvme ]; }
     gone() { [ ! -e /dev/nvme0n1 ] && [ $(rackbus leases | grep -c alpha) = 0 ]; }
+    healthy() {
+        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace -e blocked.for; } || return 1
+        [ ! -e /proc/lockdep_stats ] || grep -q 'debug_locks: *1$' /proc/lockdep_stats
+    }
     drives() { grep -l 0x010802 /sys/bus/pci/devices/*/class | cut -d/ -f6; }
     write() {
         mke2fs -q /dev/nvme0n1
@@ -44,6 +49,10 @@ const LIMIT: Duration = Duration::from_secs(7200);
 /// The lender's drive: QEMU's, which copies through a buffer of its own where DMA goes to another function.
 pub const DRIVE: [&str; 2] =
     ["-device", "nvme,serial=metal0,drive=medium,x-max-bounce-buffer-size=33554432"];
+
+/// A program that asks the kernel module for what makes no sense, and the headers that it takes.
+const IOCTLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/ioctls.c");
+const UAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/include/uapi");
 
 /// A lender and a borrower.
 pub struct MetalHosts {
@@ -94,6 +103,8 @@ pub fn start_with(
     let programs = ["rackbus", "mapped", "physical"];
     programs::collect(&files, &programs)?;
     programs.iter().try_for_each(|program| wrap(&files.join("bin"), program))?;
+    let interface = ["-static".into(), "-I".into(), UAPI.into()];
+    programs::compile(IOCTLS.as_ref(), &files.join("bin"), &interface)?;
     std::fs::copy(assets.kernel_module(guest)?, files.join("rackbus.ko"))?;
     let medium = dir.join("medium.img");
     std::fs::File::create(&medium)?.set_len(64 << 20)?;
@@ -150,11 +161,33 @@ pub fn begin(machine: &mut BareMetalMachine, log: &str, command: &str) -> Result
     Ok(())
 }
 
+/// With Linux 6.1 at both hosts.
+pub fn bookworm(dir: &Path) -> Result<()> {
+    borrowed(dir, GuestRelease::Bookworm)
+}
+
+/// With Linux 6.12 at both hosts.
+pub fn trixie(dir: &Path) -> Result<()> {
+    borrowed(dir, GuestRelease::Trixie)
+}
+
+/// With the newest kernel at both hosts.
+pub fn newest(dir: &Path) -> Result<()> {
+    borrowed(dir, GuestRelease::TrixieBackports)
+}
+
 /// The stock driver of the borrower's kernel finds the drive, and everything that is written to it: first by the
 /// commands alone, then by leases.
-pub fn borrowed(dir: &Path) -> Result<()> {
-    let mut hosts = start(dir, GuestRelease::Bookworm, &DRIVE)?;
+fn borrowed(dir: &Path, guest: GuestRelease) -> Result<()> {
+    // It remaps interrupts, so that the kernel moves them at once, with its locks.
+    let machine = BorrowerMachine {
+        iommu: VmIommu::Translating,
+        append: "iommu=pt",
+        ..BorrowerMachine::default()
+    };
+    let mut hosts = start_with(dir, guest, &DRIVE, &machine)?;
     let outcome = by_hand(&mut hosts)
+        .and_then(|()| untrapped(&mut hosts))
         .and_then(|()| maintained(&mut hosts))
         .and_then(|()| by_lease(&mut hosts));
     explained(&mut hosts, outcome)
@@ -189,22 +222,40 @@ fn by_hand(hosts: &mut MetalHosts) -> Result<()> {
             until_ok test -b /dev/nvme0n1
             lsblk -d -o NAME,SIZE,MODEL /dev/nvme0n1
             write
-            echo 1ff00:00:00.0 >/sys/bus/pci/drivers/nvme/unbind
-            echo 1ff00:00:00.0 >/sys/bus/pci/drivers/nvme/bind
+            function=$(basename $(readlink -f /sys/class/nvme/nvme0/device))
+            echo $function >/sys/bus/pci/drivers/nvme/unbind
+            echo $function >/sys/bus/pci/drivers/nvme/bind
             until_ok test -b /dev/nvme0n1
             verify
             mount /dev/nvme0n1 /mnt/a
             refused rackbus metal return 1 --timeout 1
             umount /mnt/a
+            ioctls {far}
+            verify
             rackbus metal list
             rackbus metal return 1
             [ ! -e /dev/nvme0n1 ]
             {borrow} --epoch 7
-            until_ok test -b /dev/nvme0n1
-            verify
-            rackbus metal return 2"
+            until_ok test -b /dev/nvme0n1"
         ),
     )?;
+    Ok(())
+}
+
+/// What the drive reads and writes of the borrower's memory goes through the mapped window: the bridge's software sees none of it.
+fn untrapped(hosts: &mut MetalHosts) -> Result<()> {
+    let MetalHosts { bridge, lender, borrower, .. } = hosts;
+    let trapped = |counted: &Value| -> u64 {
+        let each = ["a", "b"].iter().flat_map(|end| {
+            ["window2_reads", "window2_writes"].map(|name| counted[end][name].as_u64())
+        });
+        each.map(|count| count.unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    };
+    let before = trapped(&bridge.counters()?);
+    run(borrower, "verify")?;
+    let after = bridge.counters()?;
+    ensure!(trapped(&after) == before, "{before} traps in window 2 before: {after}");
+    run(borrower, "rackbus metal return 2")?;
     run(
         lender,
         "pkill -TERM -f 'files/rackbus --json metal lend'
@@ -238,8 +289,14 @@ fn maintained(hosts: &mut MetalHosts) -> Result<()> {
             load() {{ while [ -e loading ]; do dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct status=none; done; }}
             echo >loading
             load & loader=$!
+            used() {{ awk '/rackbus$/ && $2 + $3 > 0 {{ sub(\":\", \"\", $1); print $1 }}' /proc/interrupts; }}
+            all_go_to() {{ for irq in $(used); do [ $((0x$(cat /proc/irq/$irq/effective_affinity))) = $1 ] || return 1; done; }}
+            for irq in $(used); do echo 2 >/proc/irq/$irq/smp_affinity; done
+            [ -n \"$(used)\" ]
+            until_ok all_go_to 2
             echo 0 >/sys/devices/system/cpu/cpu1/online
             [ $(cat /sys/devices/system/cpu/online) = 0 ]
+            all_go_to 1
             for read in $(seq 20); do dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none; done
             echo 1 >/sys/devices/system/cpu/cpu1/online
             rm loading
@@ -257,7 +314,7 @@ fn maintained(hosts: &mut MetalHosts) -> Result<()> {
             rackbus metal return 3
             rmmod rackbus
             [ ! -e /sys/module/rackbus ]
-            dmesg | {{ ! grep -e BUG: -e WARNING: -e Call.Trace; }}"
+            healthy"
         ),
     )?;
     // The adapter's link went down with the module: what was lent through it is taken away. It is given back when the
@@ -314,7 +371,7 @@ fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
         "until_ok gone
         rackbus events | tail -n 4
         dmesg | grep -i -e lost -e removed | tail -n 3
-        dmesg | { ! grep -e BUG: -e WARNING: -e Call.Trace; }",
+        healthy",
     )?;
     Ok(())
 }

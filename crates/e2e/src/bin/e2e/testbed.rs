@@ -14,8 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 const SUBNET: &str = "20";
 /// How often either node is restarted in place.
 const ROUNDS: u64 = 3;
-/// How often the drive is borrowed and returned, unless `RACKBUS_CYCLES` says otherwise.
-const CYCLES: &str = "6";
+/// How often the drive is borrowed and returned in a row.
+const BATCH: u32 = 5;
 /// The hosts are translated, and busy with other tests: a heartbeat may be late.
 const SETTLE: &str = "until_ok test -b /dev/nvme0n1";
 
@@ -303,32 +303,37 @@ fn grew(before: &str, after: &str) -> bool {
     had.len() != 3 || has.len() != 3 || had.iter().zip(&has).any(|(had, has)| has > had)
 }
 
-/// A drive is borrowed and returned again and again, and nothing is left behind.
-pub fn borrowed(dir: &Path) -> Result<()> {
-    let folder = dir.join("testbed");
-    let testbed = Testbed::start(&folder)?;
-    let cycle = format!(
+/// Borrows the drive, reads it, and returns it.
+fn cycle() -> String {
+    format!(
         "set -e
         until_ok rackbus borrow alpha/d0 --for beta --placement host
         {SETTLE}
         dd if=/dev/nvme0n1 of=/dev/null bs=64k count=4 iflag=direct status=none
         rackbus return alpha/d0 >/dev/null
         [ ! -e /dev/nvme0n1 ]"
-    );
+    )
+}
+
+/// A drive is borrowed and returned again and again, and nothing is left behind.
+fn cycled(testbed: &Testbed<'_>, batches: u32) -> Result<()> {
+    let cycle = cycle();
     testbed.on("beta", &cycle)?;
     // Connections that the node makes and closes by itself come and go: the least of some looks counts.
     let held =
         format!("for look in 1 2 3 4 5 6; do {HELD}; sleep 0.5; done | sort -n -k 3 | head -n 1");
-    let kernel = |testbed: &Testbed<'_>| -> Result<i64> {
+    let kernel = || -> Result<i64> {
         let said = testbed.on("beta", KERNEL_MEMORY)?;
         said.parse().map_err(|_| CheckFailure(format!("no number: {said}")))
     };
-    let memory = kernel(&testbed)?;
-    let cycles = std::env::var("RACKBUS_CYCLES").unwrap_or_else(|_| CYCLES.to_owned());
+    let memory = kernel()?;
+    let cycles = batches * BATCH;
     let mut before = testbed.on("beta", &held)?;
     // What is opened once and kept may be opened during the first cycles; what grows twice is lost.
     for last in [false, true] {
-        testbed.on("beta", &format!("for cycle in $(seq {cycles}); do {cycle}\ndone"))?;
+        for _ in 0..batches {
+            testbed.on("beta", &format!("for cycle in $(seq {BATCH}); do {cycle}\ndone"))?;
+        }
         let after = testbed.on("beta", &held)?;
         if !grew(&before, &after) {
             println!("           {cycles} times: {after}");
@@ -340,10 +345,25 @@ pub fn borrowed(dir: &Path) -> Result<()> {
         println!("           {text}");
         before = after;
     }
-    let grown = kernel(&testbed)? - memory;
+    let grown = kernel()? - memory;
     println!("           unreclaimable kernel memory {grown:+} kB");
     ensure!(grown < NOISE_KB, "beta's kernel has {grown} kB more after {cycles} cycles");
+    Ok(())
+}
 
+/// A hundred times.
+pub fn hundred(dir: &Path) -> Result<()> {
+    let folder = dir.join("testbed");
+    let testbed = Testbed::start(&folder)?;
+    cycled(&testbed, 100 / BATCH)?;
+    testbed.ask(&["down"]).map(drop)
+}
+
+/// A few times, and then what the lender's node models, and a lender that dies and comes back.
+pub fn borrowed(dir: &Path) -> Result<()> {
+    let folder = dir.join("testbed");
+    let testbed = Testbed::start(&folder)?;
+    cycled(&testbed, 1)?;
     modelled(&testbed)?;
     rented(&testbed)?;
     testbed.on("beta", &format!("{RENT} accel sha256 <key"))?;
@@ -355,7 +375,7 @@ pub fn borrowed(dir: &Path) -> Result<()> {
     testbed.on("beta", "gone() { [ ! -e /dev/nvme0n1 ]; }; until_ok gone")?;
     testbed.on("beta", "gone() { ! rackbus accel run sha256 <key; }; until_ok gone")?;
     testbed.ask(&["start", "alpha"])?;
-    testbed.on("beta", &cycle)?;
+    testbed.on("beta", &cycle())?;
     testbed.ask(&["down"])?;
     Ok(())
 }
