@@ -10,7 +10,7 @@ CACHE := $(or $(RACKBUS_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rackbus)
 SOAK_SECONDS ?= 600
 AREA ?= nvme lending model datapath memory guests accel machines net metal
 
-.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-e2e-more test-upgrade soak sim fuzz bench check clean
+.PHONY: help build install package setup kernel demo demo-machines demo-metal demo-sisci test test-cargo test-kernel test-loom test-e2e test-e2e-more test-kernel-debug test-upgrade soak sim fuzz bench check clean
 
 help:
 	@echo "make demo    three hosts, a drive lent to two stock Linux VMs in turn; under a minute when set up"
@@ -25,6 +25,7 @@ help:
 	@echo "make kernel  the kernel module for borrowing through an NTB, for the guests; for this host: make -C kernel"
 	@echo "make test    everything: unit and property tests, conformance, real processes, stock guests"
 	@echo "make test-e2e-more  what the end-to-end tests leave out for time: the same on another version of Linux, or longer"
+	@echo "make test-kernel-debug  borrowing through an NTB under a Linux with lockdep and KASAN, which is built once (needs root)"
 	@echo "make test-upgrade  a rack of machines that is upgraded one at a time, from PREVIOUS=COMMIT (built once)"
 	@echo "make sim     the seeded simulations, a million seeds each (RACKBUS_SEEDS=N for another number), fewer of long ones"
 	@echo "make soak    a rack under load whose processes die and stand still, and then machines whose network fails as well"
@@ -95,6 +96,8 @@ test-kernel:
 	@scripts/setup kernel
 	@scripts/kernel --lint bookworm
 	@scripts/kernel --lint trixie
+	@scripts/kernel trixie-backports
+	@scripts/kernel --lint trixie-backports
 	@scripts/kernel --dkms bookworm
 	@scripts/kernel --dkms trixie
 
@@ -121,8 +124,15 @@ test-e2e: setup
 # Scenarios that `make test` leaves out, since it has others that are the same on another version of Linux or shorter.
 test-e2e-more: setup
 	@scripts/setup kernel trixie-backports
+	@scripts/kernel trixie-backports
 	$(CARGO) build --workspace --all-targets
 	target/debug/e2e target/e2e-more --more
+
+# What the kernel module does under a Linux that looks at locks and memory.
+test-kernel-debug: setup
+	$(CARGO) build -p rackbus-cli -p rackbus-e2e --bins
+	cache=$$(scripts/debug-kernel) && RACKBUS_CACHE=$$cache target/debug/e2e target/e2e-debug "Linux 6.12's own driver" \
+		"a program drives a drive of another host by its own" "Linux 6.12 returns no way"
 
 # A rack under load whose processes die and stand still, and one of machines whose network fails as well: SOAK_SECONDS of
 # each, a minute of each in `make test`.
