@@ -188,11 +188,11 @@ impl VmSpec {
         Ok(args.0)
     }
 
-    /// Checks what does not depend on what is borrowed for the VM.
+    /// Checks what does not depend on which functions are borrowed for the VM, only on how many.
     ///
     /// # Errors
     /// When a value cannot be given to QEMU.
-    pub fn check_options(&self) -> Result<()> {
+    pub fn check_options(&self, functions: usize) -> Result<()> {
         let invalid = |text: String| Err(VmError::Invalid(text));
         check_name(&self.name)?;
         check_memory(self.memory_mib, self.max_memory_mib)?;
@@ -204,15 +204,16 @@ impl VmSpec {
         if self.cpus == 0 || self.cpus > 255 {
             return invalid(format!("{} processors: give 1 to 255", self.cpus));
         }
-        if self.ports() > 28 {
-            return invalid(format!("{} functions and spare ports: at most 28", self.ports()));
+        let ports = functions + usize::from(self.spare_ports);
+        if ports > 28 {
+            return invalid(format!("{ports} functions and spare ports: at most 28"));
         }
         Ok(())
     }
 
     fn check(&self) -> Result<()> {
         let invalid = |text: String| Err(VmError::Invalid(text));
-        self.check_options()?;
+        self.check_options(self.functions.len())?;
         if self.boot == Boot::Firmware && self.functions.is_empty() {
             return invalid("firmware has nothing to start: borrow a drive for the VM".to_owned());
         }

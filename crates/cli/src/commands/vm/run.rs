@@ -31,7 +31,7 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     }
     let options = spec(args, args.name.as_deref().unwrap_or("vm"), &[], context);
     let refused = |error: VmError| Failure::usage(error.to_string(), "see `rackbus vm run --help`");
-    options.check_options().map_err(refused)?;
+    options.check_options(functions_of(args).len()).map_err(refused)?;
     let remedy = "stop another VM of that host, or run this one with less --memory";
     check_room(context, &args.host, args.memory.memory, remedy)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
@@ -85,6 +85,11 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     outcome
 }
 
+/// The functions that are borrowed for the VM by their names; those of a composition are not known yet.
+fn functions_of(args: &RunArgs) -> Vec<String> {
+    [args.boot.as_slice(), &args.borrow].concat()
+}
+
 /// Borrows all that the VM is to have, or nothing; what it boots from is the first of them.
 async fn borrow(
     args: &RunArgs,
@@ -101,8 +106,7 @@ async fn borrow(
         group: args.composition.as_deref(),
         starter: this_process(),
     };
-    let functions = [args.boot.as_slice(), &args.borrow].concat();
-    match borrow_all(context, &functions, &borrowing, requests).await {
+    match borrow_all(context, &functions_of(args), &borrowing, requests).await {
         Ok(mut leases) => {
             leases.extend(composed);
             Ok(leases)
