@@ -8,6 +8,7 @@
 #include <linux/blkdev.h>
 #include <linux/dma-map-ops.h>
 #include <linux/file.h>
+#include <linux/irq.h>
 #include <linux/msi.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
@@ -28,6 +29,17 @@
 #else
 #define RACKBUS_MSI_PARENT 0
 #endif
+
+/*
+ * An interrupt is moved when that is asked for.  Otherwise the kernel waits for
+ * the next one, and for a chip of the processor's to move it then.
+ */
+static inline void rackbus_move_at_once(unsigned int irq)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
+	irq_set_status_flags(irq, IRQ_MOVE_PCNTXT);
+#endif
+}
 
 /* DMA is mapped by physical address instead of by page. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 18, 0)

@@ -155,6 +155,7 @@ static int rackbus_irq_set_up(struct irq_domain *domain,
 		return -ENOSPC;
 	irq_domain_set_info(domain, irq, k, &rackbus_irq_chip, fn,
 			    handle_edge_irq, fn, "edge");
+	rackbus_move_at_once(irq);
 	set_vector(fn, k, irq);
 	return 0;
 }

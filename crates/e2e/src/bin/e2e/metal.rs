@@ -264,8 +264,8 @@ fn untrapped(hosts: &mut MetalHosts) -> Result<()> {
     Ok(())
 }
 
-/// What a host's administrator does while a drive is borrowed: a processor that its interrupts go to is taken off-line
-/// under load, suspend and unloading the module are refused, and it is loaded anew after the drive's return.
+/// What a host's administrator does while a drive is borrowed: one of its interrupts is moved, a processor that they go to
+/// is taken off-line under load, suspend and unloading the module are refused, and it is loaded anew after the drive's return.
 fn maintained(hosts: &mut MetalHosts) -> Result<()> {
     let MetalHosts { lender, borrower, ntb: [near, far], .. } = hosts;
     let borrow = |lender: &mut BareMetalMachine, epoch: u32| -> Result<String> {
@@ -291,9 +291,15 @@ fn maintained(hosts: &mut MetalHosts) -> Result<()> {
             load & loader=$!
             used() {{ awk '/rackbus$/ && $2 + $3 > 0 {{ sub(\":\", \"\", $1); print $1 }}' /proc/interrupts; }}
             all_go_to() {{ for irq in $(used); do [ $((0x$(cat /proc/irq/$irq/effective_affinity))) = $1 ] || return 1; done; }}
-            for irq in $(used); do echo 2 >/proc/irq/$irq/smp_affinity; done
+            move_all_to() {{ for irq in $(used); do echo $1 >/proc/irq/$irq/smp_affinity; done; until_ok all_go_to $1; }}
             [ -n \"$(used)\" ]
-            until_ok all_go_to 2
+            move_all_to 1
+            own=$(awk '/nvme0q0/ {{ sub(\":\", \"\", $1); print $1 }}' /proc/interrupts)
+            echo 2 >/proc/irq/$own/smp_affinity
+            [ $((0x$(cat /proc/irq/$own/effective_affinity))) = 2 ]
+            followed() {{ ! all_go_to 1; }}
+            until_ok followed
+            move_all_to 2
             echo 0 >/sys/devices/system/cpu/cpu1/online
             [ $(cat /sys/devices/system/cpu/online) = 0 ]
             all_go_to 1
