@@ -14,12 +14,13 @@ pub struct Interval {
 /// Places from either end of the sorted values at which the interval of at least 95 % for the
 /// median begins: the largest k with P(Binomial(n, 1/2) < k) <= 2.5 %. `None` for fewer than six.
 pub fn places(n: usize) -> Option<usize> {
-    let mut chance = 0.5f64.powi(i32::try_from(n).ok()?);
+    // Its logarithm: the chance itself is too small for a number where there are more than a thousand.
+    let mut chance = -(n as f64) * std::f64::consts::LN_2;
     let mut sum = 0.0;
     let mut k = 0;
-    while sum + chance <= 0.025 {
-        sum += chance;
-        chance *= (n - k) as f64 / (k + 1) as f64;
+    while sum + chance.exp() <= 0.025 {
+        sum += chance.exp();
+        chance += ((n - k) as f64 / (k + 1) as f64).ln();
         k += 1;
     }
     k.checked_sub(1)
@@ -45,6 +46,8 @@ mod tests {
         assert_eq!(places(6), Some(0));
         assert_eq!(places(15), Some(3));
         assert_eq!(places(20), Some(5));
+        // By the normal distribution: 2000 / 2 - 1.96 * sqrt(2000) / 2 = 956.2.
+        assert_eq!(places(2000), Some(955));
         let values: Vec<f64> = (1..=15).rev().map(f64::from).collect();
         assert_eq!(interval(&values), Some(Interval { median: 8.0, low: 4.0, high: 12.0 }));
     }
