@@ -163,6 +163,10 @@ mod tests {
         assert_eq!(found(PAGES * 4096), [(0, PAGES * 4096)]);
         assert_eq!(found(4095), [(0, 4095)]);
         assert_eq!(found(0), []);
+        if rustix::fs::fstat(&file).unwrap().st_blocks * 512 > PAGES as i64 * 4096 {
+            // It has a huge page, where the system gives these to all memory files.
+            return;
+        }
         empty(&file, 3 * 4096, 4096).unwrap();
         assert_eq!(found(PAGES * 4096), [(0, 3 * 4096), (4 * 4096, PAGES * 4096)]);
         assert_eq!(found(2 * 4096), [(0, 2 * 4096)]);
