@@ -2,6 +2,7 @@
 //! system would have to clear as many pages and to map them one by one, which takes longer than to copy the bytes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rackbus_segment::coherence::{Batch, MOST_UNDER_WAY};
 
@@ -10,16 +11,23 @@ const MOST_KEPT: usize = MOST_UNDER_WAY + 1;
 
 /// Memory that waits for the next copies, of one host's.
 #[derive(Debug, Default)]
-pub(super) struct CopyBuffers(Mutex<Vec<Vec<u8>>>);
+pub(super) struct CopyBuffers(Mutex<KeptBuffers>);
+
+#[derive(Debug, Default)]
+struct KeptBuffers {
+    buffers: Vec<Vec<u8>>,
+    /// When the last of them was kept.
+    since: Option<Instant>,
+}
 
 impl CopyBuffers {
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    fn lock(&self) -> MutexGuard<'_, KeptBuffers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory of `length` bytes, with anything in it.
+    /// Memory of `length` bytes for a copy, with anything in it.
     pub(super) fn take(&self, length: usize) -> Vec<u8> {
-        let mut buffer = self.lock().pop().unwrap_or_default();
+        let mut buffer = self.lock().buffers.pop().unwrap_or_default();
         buffer.resize(length, 0);
         buffer
     }
@@ -28,15 +36,20 @@ impl CopyBuffers {
     pub(super) fn put(&self, sent: Batch) {
         let buffer = sent.into_copied();
         let mut kept = self.lock();
-        if buffer.capacity() > 0 && kept.len() < MOST_KEPT {
-            kept.push(buffer);
+        if buffer.capacity() > 0 && kept.buffers.len() < MOST_KEPT {
+            kept.buffers.push(buffer);
+            kept.since = Some(Instant::now());
         }
     }
 
-    /// Gives all of it back to the system.
-    pub(super) fn clear(&self) {
-        let kept = std::mem::take(&mut *self.lock());
-        drop(kept);
+    /// Gives all of it back to the system when no copy was sent for so long, whatever is stored meanwhile.
+    pub(super) fn clear_unused(&self, time: Duration) {
+        let mut kept = self.lock();
+        if kept.since.is_some_and(|since| since.elapsed() >= time) {
+            let unused = std::mem::take(&mut *kept);
+            drop(kept);
+            drop(unused);
+        }
     }
 }
 
@@ -55,11 +68,13 @@ mod tests {
             window.applied(number).unwrap();
             buffers.put(batch);
         }
-        assert_eq!(buffers.lock().len(), MOST_KEPT);
+        assert_eq!(buffers.lock().buffers.len(), MOST_KEPT);
         let taken = buffers.take(4000);
         assert!(taken.len() == 4000 && taken.capacity() >= 5000);
-        assert_eq!(buffers.lock().len(), MOST_KEPT - 1);
-        buffers.clear();
+        assert_eq!(buffers.lock().buffers.len(), MOST_KEPT - 1);
+        buffers.clear_unused(Duration::from_secs(3600));
+        assert_eq!(buffers.lock().buffers.len(), MOST_KEPT - 1, "used lately");
+        buffers.clear_unused(Duration::ZERO);
         assert_eq!(buffers.take(10), [0; 10]);
     }
 }

@@ -69,9 +69,8 @@ pub(super) fn keep_the_same(far: &Weak<Far>) {
         let Cycle { some, any, looked } = far.cycle();
         if some {
             changed = Instant::now();
-        } else if changed.elapsed() > LATELY {
-            far.buffers.clear();
         }
+        far.buffers.clear_unused(LATELY);
         pause = match (any, changed.elapsed() < LATELY) {
             (false, _) => REST,
             (true, true) => BUSY,
@@ -128,8 +127,11 @@ impl Far {
         let waiting = self.hand_on_all();
         self.catch_up();
         if self.continue_copies() {
-            let looked = self.lock().looked / COPIES_PART;
-            return Cycle { some: true, any: true, looked };
+            let mut state = self.lock();
+            // What is to be said behind stores waits for a look: who asked for that while copies were waited for has woken
+            // this thread then.
+            state.now |= !state.closing.is_empty();
+            return Cycle { some: true, any: true, looked: state.looked / COPIES_PART };
         }
         // Until it is on its way: what takes effect here later is answered behind it. First, because memory is complete at
         // a connector when its first batch takes effect: what is stored to it from then on is looked at with all else.
@@ -162,6 +164,8 @@ impl Far {
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });
         }
+        // Who asked for the next look while what this one found was waited for has woken this thread then.
+        state.now |= state.closings > closing || state.flushes.wanted() > wanted;
         drop(state);
         self.flushed.notify_all();
         batches.into_iter().for_each(|(_, batch)| self.buffers.put(batch));

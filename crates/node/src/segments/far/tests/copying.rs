@@ -324,6 +324,26 @@ fn what_a_node_does_not_answer_is_not_said_to_have_taken_effect() {
     }
 }
 
+/// Once the wake-up was lost while the part was waited for, and the pause after copies was waited for as well.
+#[test]
+fn what_is_said_behind_stores_does_not_wait_for_the_pause_after_copies() {
+    let mut side = Side::new();
+    settled(&mut side);
+    let _parts = begin_parts(&side, 2);
+    next_part(&side, 0);
+    applied(&side, 0);
+    next_part(&side, 1);
+    side.far.lock().looked = COMES * 60;
+    side.far.say_behind_stores(HOME.0, &[9]);
+    // The thread that looks has woken up, and goes on waiting for the part.
+    while side.far.lock().now {
+        std::thread::yield_now();
+    }
+    applied(&side, 1);
+    let said = CarriedMessage::Said { message: Cow::Owned(vec![9]), given: None };
+    assert_eq!(side.connector.next(), said);
+}
+
 /// No flush waits for them.
 #[test]
 fn stores_are_looked_for_while_a_long_copy_goes_on() {
