@@ -136,6 +136,14 @@ pub fn run(settings: &Settings, regime: &Regime, report: &mut Report) -> Result<
     Ok(())
 }
 
+/// What a run of reads counted.
+struct CountedTraps {
+    /// In each of [`TRAPS`].
+    trapped: [f64; TRAPS.len()],
+    interrupts: f64,
+    requests: f64,
+}
+
 /// What traps at the bridge for each read, by what was accessed: doorbells of the drive and its interrupts in the translated
 /// window, the heartbeat too, and nothing in the mapped one.
 fn traps(
@@ -157,20 +165,20 @@ fn traps(
         let after = bench.passed()?;
         let interrupts = after.interrupts - before.interrupts;
         let trapped = [0, 1, 2].map(|nth| after.trapped[nth] - before.trapped[nth]);
-        counted.push((trapped, interrupts, requests));
+        counted.push(CountedTraps { trapped, interrupts, requests });
     }
-    let of = |figure: &dyn Fn(&([f64; TRAPS.len()], f64, f64)) -> f64| -> f64 {
+    let of = |figure: &dyn Fn(&CountedTraps) -> f64| -> f64 {
         median(&counted.iter().map(figure).collect::<Vec<_>>())
     };
     for (nth, case) in cases.into_iter().enumerate() {
         report.add(ResultRow {
             area: "metal",
             case,
-            ours: of(&|(trapped, _, requests)| trapped[nth] / requests),
-            peer: of(&|(_, interrupts, requests)| interrupts / requests),
+            ours: of(&|it| it.trapped[nth] / it.requests),
+            peer: of(&|it| it.interrupts / it.requests),
             peer_name: "interrupts, each of which is written to a window that traps".to_owned(),
             unit: "per read",
-            ratio: of(&|(trapped, interrupts, _)| trapped[nth] / interrupts),
+            ratio: of(&|it| it.trapped[nth] / it.interrupts),
             runs: settings.runs,
         })?;
     }
