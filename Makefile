@@ -96,8 +96,6 @@ test-kernel:
 	@scripts/setup kernel
 	@scripts/kernel --lint bookworm
 	@scripts/kernel --lint trixie
-	@scripts/kernel trixie-backports
-	@scripts/kernel --lint trixie-backports
 	@scripts/kernel --dkms bookworm
 	@scripts/kernel --dkms trixie
 
@@ -125,6 +123,7 @@ test-e2e: setup
 test-e2e-more: setup
 	@scripts/setup kernel trixie-backports
 	@scripts/kernel trixie-backports
+	@scripts/kernel --lint trixie-backports
 	$(CARGO) build --workspace --all-targets
 	target/debug/e2e target/e2e-more --more
 

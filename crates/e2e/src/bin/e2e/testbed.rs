@@ -351,7 +351,7 @@ fn cycled(testbed: &Testbed<'_>, batches: u32) -> Result<()> {
     Ok(())
 }
 
-/// A hundred times.
+/// Borrows and returns the drive a hundred times, so that a leak of a few bytes or of one vector each time is seen.
 pub fn hundred(dir: &Path) -> Result<()> {
     let folder = dir.join("testbed");
     let testbed = Testbed::start(&folder)?;
