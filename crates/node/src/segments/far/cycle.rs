@@ -32,8 +32,8 @@ const LATELY: Duration = Duration::from_millis(20);
 const SHARE: u32 = 9;
 /// And one that found something by at least so many times, unless somebody waits for the next.
 const BUSY_SHARE: u32 = 1;
-/// Copies without a look are followed by a pause of a part of what the last look took: this one. Where the next copy is asked
-/// for meanwhile, one look is behind the one and before the other.
+/// After copies that needed no look, the pause is the time of the last look divided by this. When the next copy is asked for
+/// in that pause, a single look comes between the two.
 const COPIES_PART: u32 = 8;
 /// Between two looks whether the other side still exists, and whether there is anything in common.
 const REST: Duration = Duration::from_secs(1);
@@ -128,8 +128,8 @@ impl Far {
         self.catch_up();
         if self.continue_copies() {
             let mut state = self.lock();
-            // What is to be said behind stores waits for a look: who asked for that while copies were waited for has woken
-            // this thread then.
+            // What is to be said behind stores needs a look. If it was asked for while this thread waited for copies, the
+            // wake-up was used up by that wait.
             state.now |= !state.closing.is_empty();
             return Cycle { some: true, any: true, looked: state.looked / COPIES_PART };
         }
@@ -164,7 +164,7 @@ impl Far {
         if all && let Some(number) = state.flushes.cycle_ended(wanted) {
             state.send(FarConversation::ToOwner, &CarriedMessage::PassOn { number });
         }
-        // Who asked for the next look while what this one found was waited for has woken this thread then.
+        // If the next look was asked for while this thread waited for what was sent, the wake-up was used up by that wait.
         state.now |= state.closings > closing || state.flushes.wanted() > wanted;
         drop(state);
         self.flushed.notify_all();
