@@ -75,7 +75,7 @@ demo-metal: setup kernel
 test: test-cargo test-kernel test-loom test-e2e
 
 # A rack of machines that is upgraded one at a time from the version before, which is built into the cache.
-PREVIOUS ?= c3ecc5786a4b035d75e2e1ab09709a558731dcd3
+PREVIOUS ?= 2f3f1bb018b0d8bddf20f8079d76b4c78f89e00c
 test-upgrade:
 	RACKBUS_PREVIOUS=$$(scripts/previous $(PREVIOUS)) $(CARGO) test -p rackbus-cli --test upgrade
 
