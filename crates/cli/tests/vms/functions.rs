@@ -220,6 +220,11 @@ fn a_vm_starts_with_a_composition_and_its_end_returns_it_whole() {
     let composition = "[[composition]]\nname = \"both\"\nhost = \"beta\"\n\
         functions = [\"alpha/nvme0\", \"alpha/nvme1\"]\n";
     let lab = Lab::of(&format!("{THREE_HOSTS}{composition}"), PROGRAM);
+    // Its functions count among those that no VM has ports for, before any is borrowed.
+    let run = ["vm", "run", "--host", "beta", "--composition", "both", "--spare-ports", "27"];
+    let told = lab.rack.bad(2, &run);
+    assert!(told.contains("29 functions and spare ports: at most 28"), "{told}");
+    assert_eq!(lab.rack.json(&["leases", "--all"]), serde_json::json!([]));
     let run = lab.run(&["--detach", "--composition", "both"]);
     lab.answer("vm1");
     assert!(run.wait_with_output().unwrap().status.success());

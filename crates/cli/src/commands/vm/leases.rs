@@ -70,30 +70,41 @@ pub fn interrupted() -> Failure {
     Failure::new("interrupted", "what was borrowed is returned; start again")
 }
 
-/// Borrows a composition that nothing is borrowed of, for a VM on `host`.
-pub async fn borrow_composition(
+/// How many functions a composition has, when a VM on `host` can borrow it: nothing of it is borrowed. One that the
+/// rack does not have is refused when it is borrowed.
+pub async fn composed_functions(
     context: &Context<'_>,
     host: &str,
     name: &str,
     requests: &mut EndRequests,
-) -> Result<Vec<Lease>, Failure> {
+) -> Result<usize, Failure> {
     let Undertaking::Done(compositions) =
         requests.unless_asked(context.client.compositions()).await
     else {
         return Err(interrupted());
     };
-    if let Some(known) = compositions?.iter().find(|known| known.name == name) {
-        if known.borrower != host {
-            let remedy = format!("run the VM with --host {}, or save another one", known.borrower);
-            let error = format!("the composition {name} is for {}", known.borrower);
-            return Err(Failure::new(error, remedy));
-        }
-        if let Some(lease) = known.leases.first() {
-            let error = format!("{} of the composition {name} is borrowed already", lease.function);
-            let remedy = format!("return it first: `rackbus composition return {name}`");
-            return Err(Failure::new(error, remedy));
-        }
+    let Some(known) = compositions?.into_iter().find(|known| known.name == name) else {
+        return Ok(0);
+    };
+    if known.borrower != host {
+        let remedy = format!("run the VM with --host {}, or save another one", known.borrower);
+        let error = format!("the composition {name} is for {}", known.borrower);
+        return Err(Failure::new(error, remedy));
     }
+    if let Some(lease) = known.leases.first() {
+        let error = format!("{} of the composition {name} is borrowed already", lease.function);
+        let remedy = format!("return it first: `rackbus composition return {name}`");
+        return Err(Failure::new(error, remedy));
+    }
+    Ok(known.functions.len())
+}
+
+/// Borrows a composition whole.
+pub async fn borrow_composition(
+    context: &Context<'_>,
+    name: &str,
+    requests: &mut EndRequests,
+) -> Result<Vec<Lease>, Failure> {
     let request = CompositionRequest { starter: this_process(), ..CompositionRequest::default() };
     let borrowing = context.client.borrow_composition(name, &request);
     match requests.unless_asked(borrowing).await {

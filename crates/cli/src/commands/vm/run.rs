@@ -14,8 +14,8 @@ use serde_json::json;
 
 use super::fabric::GuestHelper;
 use super::leases::{
-    VmBorrowing, borrow_all, borrow_composition, function, give_back_all, interrupted, show,
-    this_process,
+    VmBorrowing, borrow_all, borrow_composition, composed_functions, function, give_back_all,
+    interrupted, show, this_process,
 };
 use super::memory::{MemoryArgs, check_room};
 use super::running::described;
@@ -36,6 +36,10 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     check_room(context, &args.host, args.memory.memory, remedy)?;
     // From before anything is borrowed: whoever ends this command gets nothing left behind.
     let mut requests = EndRequests::listen();
+    if let Some(name) = &args.composition {
+        let composed = composed_functions(context, &args.host, name, &mut requests).await?;
+        options.check_options(functions_of(args).len() + composed).map_err(refused)?;
+    }
     let leases = borrow(args, context, &mut requests).await?;
     let launched = match show(&leases, args.msix).await {
         Ok(()) => launch(args, &leases, context).await,
@@ -85,7 +89,7 @@ pub(super) async fn run_vm(args: &RunArgs, context: &Context<'_>) -> Result<(), 
     outcome
 }
 
-/// The functions that are borrowed for the VM by their names; those of a composition are not known yet.
+/// The functions that are borrowed for the VM by their names, not as part of a composition.
 fn functions_of(args: &RunArgs) -> Vec<String> {
     [args.boot.as_slice(), &args.borrow].concat()
 }
@@ -97,7 +101,7 @@ async fn borrow(
     requests: &mut EndRequests,
 ) -> Result<Vec<Lease>, Failure> {
     let composed = match &args.composition {
-        Some(name) => borrow_composition(context, &args.host, name, requests).await?,
+        Some(name) => borrow_composition(context, name, requests).await?,
         None => Vec::new(),
     };
     let borrowing = VmBorrowing {
