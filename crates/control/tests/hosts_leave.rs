@@ -9,10 +9,10 @@ use std::time::Duration;
 use rackbus_control::api::Isolation;
 use rackbus_control::compositions::CompositionSpec;
 use rackbus_control::service::{Inventory, InventoryDevice, ReadFile, ReadRack};
-use rackbus_control::store::{Commit, MemoryStore};
+use rackbus_control::store::{Commit, MemoryStore, Store};
 use rackbus_control::{Service, ServiceOptions};
 use rackbus_fabric::rack::DeviceCapability;
-use rackbus_lease::Config;
+use rackbus_lease::{Config, HostRecord, Record};
 
 /// After this long a test fails instead of waiting on.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,12 +40,12 @@ fn reader(hosts: &str) -> ReadRack {
     Arc::new(move |_| Ok(rack(&hosts)))
 }
 
-/// A control plane of `alpha` and `beta`. A rack file is the names of its hosts.
-fn open(store: MemoryStore) -> Arc<Service> {
+/// A control plane of these hosts. A rack file is the names of its hosts.
+fn open(store: impl Store + 'static, hosts: &str) -> Arc<Service> {
     let read_file: ReadFile = Arc::new(|text| reader(text));
     let options = ServiceOptions {
-        inventory: rack("alpha beta"),
-        read_rack: Some(reader("alpha beta")),
+        inventory: rack(hosts),
+        read_rack: Some(reader(hosts)),
         read_file: Some(read_file),
         config: Config::default(),
         database: "".into(),
@@ -68,7 +68,7 @@ async fn no_composition_is_saved_for_a_host_that_has_left_meanwhile() {
         }
         Ok(())
     });
-    let service = open(MemoryStore::default().judged_by(judge));
+    let service = open(MemoryStore::default().judged_by(judge), "alpha beta");
     let following = service.clone();
     let followed = tokio::spawn(async move { following.follow_file("alpha".to_owned()).await });
     let stored = tokio::task::spawn_blocking(move || stored.recv_timeout(PATIENCE));
@@ -89,4 +89,24 @@ async fn no_composition_is_saved_for_a_host_that_has_left_meanwhile() {
     assert_eq!(refused.code, "unknown_host");
     assert!(service.compositions().is_empty());
     service.follow_file("alpha beta".to_owned()).await.unwrap();
+}
+
+/// It was killed after the new file was noted, and before the host had left.
+#[tokio::test]
+async fn a_control_plane_that_reads_a_file_without_a_host_has_it_leave() {
+    let store = MemoryStore::default();
+    let host = |host: &str| {
+        let (host, address) = (host.to_owned(), host.to_owned());
+        Record::Host(HostRecord { host, incarnation: 1, address })
+    };
+    let records = vec![host("alpha"), host("beta")];
+    store.clone().commit(&Commit { records: records.clone(), ..Commit::default() }).unwrap();
+    let (tells, told) = mpsc::channel();
+    let judge = Arc::new(move |commit: &Commit| {
+        commit.events.iter().for_each(|event| drop(tells.send(event.text.clone())));
+        Ok(())
+    });
+    let _service = open(store.clone().judged_by(judge), "alpha");
+    assert_eq!(store.clone().load().unwrap().records, records[..1]);
+    while told.recv_timeout(PATIENCE).unwrap() != "host beta left the rack" {}
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use rackbus_lease::{CompositionRecord, HostInUse};
+use rackbus_lease::{CompositionRecord, HostInUse, Record};
 
 use super::compositions::live;
 use super::sections::DescribedDevice;
@@ -110,6 +110,14 @@ impl HostsChange {
             one.hosts.iter().filter(|host| !other.hosts.contains(host)).cloned().collect()
         };
         HostsChange { left: only(before, after), joined: only(after, before) }
+    }
+
+    /// The host that leaves with a record, as it is noted.
+    pub(super) fn host_that_left(record: &Record) -> Option<String> {
+        match record {
+            Record::HostRemoved { host } => Some(host.clone()),
+            _ => None,
+        }
     }
 
     /// What is told of it.

@@ -26,6 +26,7 @@ mod turns;
 pub(crate) mod views;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
@@ -44,6 +45,7 @@ use crate::store::{Commit, Sqlite, Store, StoreError};
 
 pub(crate) use certificates::{OTHER_AUTHORITIES, anew};
 use clock::{WallClock, millis};
+use following::HostsChange;
 pub use inventory::{Inventory, InventoryDevice, InventoryDevices};
 use known::RackState;
 use leases::{FunctionsRequest, function_id};
@@ -157,10 +159,17 @@ impl Service {
         let mut authority = Authority::restore(options.config, clock.now(), state.records);
         let listed_sections = &options.inventory.sections;
         let listed = |host: &str, device: &str| sections::listed_in(listed_sections, host, device);
+        let mut left = BTreeSet::new();
         if options.read_rack.is_some() {
             // Before anything else is known of it.
-            let relisted = authority.relist(clock.now(), listed);
-            store.commit(&Commit { records: relisted.records, ..Commit::default() })?;
+            let mut read = authority.relist(clock.now(), listed);
+            if options.read_file.is_some() {
+                let hosts = options.inventory.hosts.iter().cloned().collect();
+                read.append(authority.keep_hosts(clock.now(), &hosts));
+            }
+            left.extend(read.records.iter().filter_map(HostsChange::host_that_left));
+            store.commit(&Commit { records: read.records, ..Commit::default() })?;
+            authority.settle();
         }
         let mut known = RackState::of(&authority);
         known.log = Log::of(state.events);
@@ -190,6 +199,7 @@ impl Service {
         shared.renew_inventory();
         let answers = KeptAnswers::of(state.answers);
         let mut started = vec![Draft::of_host(EventKind::Restart, None, text)];
+        started.extend(HostsChange { left, ..HostsChange::default() }.events());
         if let Some(behind) = behind {
             let text = format!(
                 "the clock of the control plane's machine is {} s behind what was seen before: see to its time",

@@ -80,6 +80,23 @@ impl Authority {
         Ok(self.take())
     }
 
+    /// Has those of the noted hosts leave the rack that are not among `hosts`: a control plane that ended before a host's
+    /// leaving was stored goes on with a rack file that has the host no more. What is in use stays as it is.
+    pub fn keep_hosts(&mut self, now: Millis, hosts: &BTreeSet<String>) -> Decision {
+        let functions = self.functions.values().filter(|it| it.state != Availability::Withdrawn);
+        let lenders = functions.map(|it| &it.function.host);
+        let noted =
+            self.hosts.keys().chain(lenders).chain(self.devices.values().map(|it| &it.host));
+        let left: BTreeSet<String> = noted.filter(|host| !hosts.contains(*host)).cloned().collect();
+        let mut outcome = Decision::default();
+        for host in left {
+            if let Ok(removed) = self.remove_hosts(now, &BTreeSet::from([host])) {
+                outcome.append(removed);
+            }
+        }
+        outcome
+    }
+
     fn check_unused(&self, hosts: &BTreeSet<String>) -> Result<(), HostInUse> {
         let leaves =
             |it: &LeaseRecord| hosts.contains(&it.borrower) || hosts.contains(&it.function.host);

@@ -89,6 +89,24 @@ fn nobody_borrows_of_or_for_a_host_that_left_and_one_that_is_back_is_a_new_one()
     assert_eq!(authority.lease(again).unwrap().epoch, 2, "epochs only grow");
 }
 
+#[test]
+fn hosts_that_a_new_file_has_no_more_leave_when_it_is_read_unless_they_are_in_use() {
+    let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[]), ("gamma", &["nvme1"])]);
+    let lease = lend(&mut authority, 0);
+    authority.keep_hosts(1, &named(&["beta"]));
+    let left = |authority: &Authority| {
+        authority.hosts().map(|(it, _)| it.host.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(left(&authority), ["alpha", "beta"], "gamma has left");
+    let gamma: FunctionId = "gamma/nvme1".parse().unwrap();
+    assert_eq!(authority.function(&gamma).unwrap().state, Availability::Withdrawn);
+    take_back(&mut authority, 1, lease);
+    let removed = authority.keep_hosts(2, &named(&["beta"]));
+    assert!(removed.records.contains(&Record::HostRemoved { host: "alpha".into() }));
+    assert_eq!(left(&authority), ["beta"]);
+    assert_eq!(authority.keep_hosts(2, &named(&["beta"])), Decision::default());
+}
+
 /// What is done to a rack of three hosts, each of which has a function.
 #[derive(Debug, Clone)]
 enum Step {
