@@ -144,13 +144,14 @@ impl Credentials {
         let servers = RackServerVerifier::new((authority, &certified.subject), others, &provider);
         let servers = servers.ok_or_else(|| unusable("an authority's is no certificate"))?;
         let secret = || PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unusable);
-        let client = ClientConfig::builder_with_provider(provider.clone())
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(servers))
             .with_client_auth_cert(shown.clone(), secret()?)
             .map_err(unusable)?;
+        client.enable_secret_extraction = true;
         let verifier = |roots: Arc<RootCertStore>, open: bool| {
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
             let verifier = if open { verifier.allow_unauthenticated() } else { verifier };
@@ -165,6 +166,8 @@ impl Credentials {
                 .map_err(unusable)?;
             // A session that is taken up again is not verified again, and would outlive its certificate.
             config.send_tls13_tickets = 0;
+            // For the kernel, which may go on with a connection of the link.
+            config.enable_secret_extraction = true;
             Ok::<_, CredentialsError>(config)
         };
         let (open_server, server) = (Arc::new(server(true)?), Arc::new(server(false)?));

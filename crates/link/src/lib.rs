@@ -1,4 +1,4 @@
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 //! Node to node: how one host's node reaches another's.
 //!
 //! A [`Link`] belongs to the rack: it knows where each host's node is reached. One side connects to a peer

@@ -39,6 +39,11 @@ pub const SCHEME: &str = "tcp:";
 /// is known.
 const UNHEARD: usize = 256;
 
+/// How many connections of this process the kernel seals, or has sealed (kTLS).
+pub fn connections_sealed_by_kernel() -> u64 {
+    crate::tls::kernel::taken_over()
+}
+
 /// The link of a host to others of its rack on other machines.
 #[derive(Debug, Clone)]
 pub struct TcpLink {
@@ -52,6 +57,8 @@ pub struct TcpLink {
     versions: Versions,
     unheard: Handshakes,
     others: Others,
+    /// Whether the kernel seals what sessions send, where it can.
+    ktls: bool,
 }
 
 /// Says where the node of another host is, if anybody knows.
@@ -80,7 +87,21 @@ impl TcpLink {
             versions: VERSIONS,
             unheard: Handshakes::new(UNHEARD),
             others: Others::default(),
+            ktls: true,
         }
+    }
+
+    /// The same, whose conversations the kernel seals where it can and they are about a session that can be resumed, or
+    /// never.
+    #[must_use]
+    pub fn with_ktls(self, ktls: bool) -> TcpLink {
+        TcpLink { ktls, ..self }
+    }
+
+    /// Whether the kernel is to seal a conversation about this. Others than those of a session that goes on with another
+    /// connection must not end because a kernel does not renew keys.
+    fn is_sealed_by_kernel(&self, service: &Purpose) -> bool {
+        self.ktls && matches!(service, Purpose::Medium { .. } | Purpose::Resume { .. })
     }
 
     /// The same, which speaks to nobody whose certificate is revoked, and ends the conversations of who is.
@@ -152,6 +173,9 @@ impl Connect for TcpLink {
         let stream = TlsConversation::begin(socket, tls.into(), TIME_LIMIT).map_err(unreachable)?;
         let known = stream.end_when_revoked(&self.revocations);
         known.map_err(|reason| LinkError::Refused { peer: peer(), reason })?;
+        if self.is_sealed_by_kernel(&hello.service) {
+            stream.seal_by_kernel().map_err(broken)?;
+        }
         send_frame(&stream, hello).map_err(broken)?;
         let reply = receive_frame(&stream).map_err(broken)?;
         let reply = reply.map_err(|what| LinkError::Protocol { peer: peer(), what })?;
@@ -315,6 +339,12 @@ impl Caller for TcpCaller {
         }
         if let Some(reason) = refusal(&hello.service) {
             return refuse(reason);
+        }
+        if self.link.is_sealed_by_kernel(&hello.service)
+            && let Err(error) = stream.seal_by_kernel()
+        {
+            tracing::warn!(%error, "a connection to the link was refused: the kernel does not seal it");
+            return None;
         }
         // From here on the conversation has its own pace: an idle device sends nothing for days.
         stream.receive_without_limit();

@@ -1,15 +1,22 @@
 //! A conversation over TLS on a TCP connection: bytes for who may wait, and a [`Carrier`] for who may not.
 //!
-//! Both go through one lock, which is held for no system call that waits.
+//! Both go through one lock, which is held for no system call that waits. Records are sealed and opened by this process
+//! (`process`), or by the kernel where it can and the conversation may be resumed (`kernel`).
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
+mod alert;
+pub(crate) mod kernel;
+mod process;
+
+use std::io::{ErrorKind, IoSlice};
 use std::net::TcpStream;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rackbus_identity::rustls::{Connection, Error};
+use kernel::KernelTls;
+use process::ProcessTls;
+use rackbus_identity::rustls::Connection;
+use rackbus_identity::rustls::pki_types::CertificateDer;
 use rackbus_identity::{Certified, IsRevoked, Revocations, WatchedConnection};
 use rackbus_memory::{Carrier, HandleRef, Handles, PacketStream, Stream, StreamError};
 use rustix::event::{PollFd, PollFlags};
@@ -24,13 +31,6 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long the peer's kernel may leave what was sent unacknowledged before the connection counts as lost. It does
 /// so also for a process that stalls or is busy, until its buffers are full.
 const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
-/// Bytes that TLS holds at most before the socket takes them.
-const BUFFER: usize = 256 << 10;
-/// Bytes that are taken from the socket at once.
-const RECEIVED: usize = 64 << 10;
-/// Times that so many are taken before others have a turn, where they carry nothing.
-const RECEIVES: usize = 2;
-
 /// A conversation over TLS.
 #[derive(Debug, Clone)]
 pub(crate) struct TlsConversation(Arc<Shared>);
@@ -38,7 +38,9 @@ pub(crate) struct TlsConversation(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     socket: Arc<TcpStream>,
-    tls: Mutex<TlsState>,
+    tls: Mutex<Records>,
+    /// The certificate that the peer has shown.
+    peer: Option<CertificateDer<'static>>,
     /// How long the peer may take to take what is sent.
     limit: Duration,
     /// How long it may take for what is to be received.
@@ -49,13 +51,71 @@ struct Shared {
     version: OnceLock<u32>,
 }
 
-/// TLS, and what came from the socket and has not gone through it. TLS itself takes few bytes at a time: a call of the
-/// system for each of these takes as long as to open them.
+/// Who seals and opens the records of a connection.
 #[derive(Debug)]
-struct TlsState {
-    connection: Connection,
-    buffer: Box<[u8]>,
-    unread: Range<usize>,
+enum Records {
+    /// This process, by rustls. In a box: it is large.
+    Process(Box<ProcessTls>),
+    /// The kernel, from the end of the handshake on.
+    Kernel(KernelTls),
+    /// Nobody: the kernel did not take over what this process had given up.
+    Nobody,
+}
+
+impl Records {
+    /// Puts as much as there is room for: how many bytes.
+    fn write(&mut self, socket: &TcpStream, parts: &[IoSlice<'_>]) -> std::io::Result<usize> {
+        match self {
+            Records::Process(tls) => tls.write(parts),
+            Records::Kernel(tls) => tls.write(socket, parts),
+            Records::Nobody => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Puts all of it, and keeps what the socket does not take.
+    fn put(&mut self, socket: &TcpStream, parts: &[&[u8]]) -> std::io::Result<()> {
+        match self {
+            Records::Process(tls) => tls.put(parts),
+            Records::Kernel(tls) => tls.put(socket, parts),
+            Records::Nobody => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Sends what is kept, as far as the socket takes it; whether it took any.
+    fn send_out(&mut self, socket: &TcpStream) -> std::io::Result<bool> {
+        match self {
+            Records::Process(tls) => tls.send_out(socket),
+            Records::Kernel(tls) => tls.send_out(socket),
+            Records::Nobody => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Whether the socket has still to take something.
+    fn has_kept(&self) -> bool {
+        match self {
+            Records::Process(tls) => tls.has_kept(),
+            Records::Kernel(tls) => tls.has_kept(),
+            Records::Nobody => false,
+        }
+    }
+
+    /// Receives what is there: 0 bytes when there is nothing, `None` when the peer has said that nothing follows.
+    fn receive(&mut self, socket: &TcpStream, buffer: &mut [u8]) -> std::io::Result<Option<usize>> {
+        match self {
+            Records::Process(tls) => tls.receive(socket, buffer),
+            Records::Kernel(tls) => tls.receive(socket, buffer),
+            Records::Nobody => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Tells the peer that nothing follows, as far as that goes now.
+    fn close(&mut self, socket: &TcpStream) {
+        match self {
+            Records::Process(tls) => tls.close(socket),
+            Records::Kernel(tls) => tls.close(socket),
+            Records::Nobody => {}
+        }
+    }
 }
 
 impl TlsConversation {
@@ -65,35 +125,48 @@ impl TlsConversation {
     /// Why there is none.
     pub(crate) fn begin(
         socket: TcpStream,
-        mut tls: Connection,
+        tls: Connection,
         limit: Duration,
     ) -> std::io::Result<TlsConversation> {
         prepare(&socket)?;
-        tls.set_buffer_limit(Some(BUFFER));
-        let buffer = vec![0; RECEIVED].into_boxed_slice();
-        let tls = Mutex::new(TlsState { connection: tls, buffer, unread: 0..0 });
-        let receive_limit = Mutex::new(Some(limit));
-        let socket = Arc::new(socket);
-        let (watched, version) = Default::default();
-        let shared = Shared { socket, tls, limit, receive_limit, watched, version };
-        let conversation = TlsConversation(Arc::new(shared));
+        let mut tls = Box::new(ProcessTls::new(tls));
         let deadline = Instant::now() + limit;
-        loop {
-            let mut tls = conversation.0.tls();
-            if !tls.connection.is_handshaking() {
-                break;
-            }
-            let progress = conversation.0.step(&mut tls);
-            let wants_write = tls.connection.wants_write();
-            drop(tls);
+        while tls.connection().is_handshaking() {
             // What TLS says of the peer's certificate is worth more than that the conversation is over.
-            if !progress? {
-                conversation.0.wait(wants_write, Some(deadline)).map_err(std::io::Error::other)?;
+            if !tls.step(&socket)? {
+                wait(&socket, tls.has_kept(), Some(deadline)).map_err(std::io::Error::other)?;
             } else if Instant::now() > deadline {
                 return Err(ErrorKind::TimedOut.into());
             }
         }
-        Ok(conversation)
+        let peer = tls.connection().peer_certificates().and_then(|shown| shown.first());
+        let peer = peer.map(|certificate| certificate.clone().into_owned());
+        let tls = Mutex::new(Records::Process(tls));
+        let receive_limit = Mutex::new(Some(limit));
+        let socket = Arc::new(socket);
+        let (watched, version) = Default::default();
+        let shared = Shared { socket, tls, peer, limit, receive_limit, watched, version };
+        Ok(TlsConversation(Arc::new(shared)))
+    }
+
+    /// From now on the kernel seals and opens what is sent and received, if it can. Only where nothing is on its way: the
+    /// peer has said all that it says before it is answered, and waits for that.
+    ///
+    /// # Errors
+    /// What is still to be sent cannot be, or the kernel has refused the keys: the conversation is over then.
+    pub(crate) fn seal_by_kernel(&self) -> Result<(), StreamError> {
+        Stream::send(self, &[], &[])?;
+        let mut tls = self.0.tls();
+        let Records::Process(process) = &mut *tls else { return Ok(()) };
+        if !process.can_be_given_up() || !KernelTls::takes(process.connection()) {
+            return Ok(());
+        }
+        let Records::Process(process) = std::mem::replace(&mut *tls, Records::Nobody) else {
+            return Ok(());
+        };
+        let kernel = process.into_secrets().and_then(|it| KernelTls::begin(&self.0.socket, it));
+        *tls = Records::Kernel(kernel.map_err(|error| stream_error(&error))?);
+        Ok(())
     }
 
     /// Ends it when the certificate that the peer has shown is revoked.
@@ -128,9 +201,9 @@ impl TlsConversation {
     /// The certificate that the peer has shown.
     pub(crate) fn peer<T>(
         &self,
-        look: impl FnOnce(&rackbus_identity::rustls::pki_types::CertificateDer<'_>) -> Option<T>,
+        look: impl FnOnce(&CertificateDer<'static>) -> Option<T>,
     ) -> Option<T> {
-        look(self.0.tls().connection.peer_certificates()?.first()?)
+        look(self.0.peer.as_ref()?)
     }
 }
 
@@ -155,78 +228,31 @@ pub(crate) fn stream_error(error: &std::io::Error) -> StreamError {
     }
 }
 
+/// Waits until something can be received, or sent, or it is `until`.
+fn wait(socket: &TcpStream, to_send: bool, until: Option<Instant>) -> Result<(), StreamError> {
+    let flags = if to_send { PollFlags::OUT } else { PollFlags::IN };
+    let mut fds = [PollFd::new(socket, flags)];
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let limit = left.map(|left| left.try_into().unwrap_or_default());
+    match rustix::event::poll(&mut fds, limit.as_ref()) {
+        Ok(0) => Err(StreamError::TimedOut),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Shared {
-    fn tls(&self) -> MutexGuard<'_, TlsState> {
+    fn tls(&self) -> MutexGuard<'_, Records> {
         self.tls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends and receives what can be now; whether there was anything.
-    fn step(&self, tls: &mut TlsState) -> std::io::Result<bool> {
-        let sent = self.send_out(&mut tls.connection)?;
-        Ok(self.take_in(tls)? || sent)
-    }
-
-    fn send_out(&self, tls: &mut Connection) -> std::io::Result<bool> {
-        let mut some = false;
-        while tls.wants_write() {
-            match tls.write_tls(&mut &*self.socket) {
-                Ok(_) => some = true,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(some)
-    }
-
-    /// Has TLS take what is there, once, as far as it does that before what it has is read; false when there is nothing.
-    fn take_in(&self, tls: &mut TlsState) -> std::io::Result<bool> {
-        let TlsState { connection, buffer, unread } = tls;
-        if !connection.wants_read() {
-            return Ok(false);
-        }
-        if Range::is_empty(unread) {
-            match (&*self.socket).read(buffer) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => *unread = 0..count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
-                Err(error) => return Err(error),
-            }
-        }
-        while connection.wants_read() && !Range::is_empty(unread) {
-            unread.start += connection.read_tls(&mut &buffer[unread.clone()])?;
-            if let Err(error) = connection.process_new_packets() {
-                // The peer is told why.
-                let _ = self.send_out(connection);
-                tracing::warn!(%error, "TLS with another node failed");
-                return Err(refused(error));
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits until something can be received, or sent, or it is `until`.
     fn wait(&self, to_send: bool, until: Option<Instant>) -> Result<(), StreamError> {
-        let flags = if to_send { PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = [PollFd::new(&self.socket, flags)];
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let limit = left.map(|left| left.try_into().unwrap_or_default());
-        match rustix::event::poll(&mut fds, limit.as_ref()) {
-            Ok(0) => Err(StreamError::TimedOut),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        wait(&self.socket, to_send, until)
     }
 
     fn receive_limit(&self) -> Option<Duration> {
         *self.receive_limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What TLS found wrong.
-fn refused(error: Error) -> std::io::Error {
-    std::io::Error::new(ErrorKind::InvalidData, error)
 }
 
 impl Stream for TlsConversation {
@@ -240,11 +266,10 @@ impl Stream for TlsConversation {
             let mut rest = *part;
             while !rest.is_empty() {
                 let mut tls = self.0.tls();
-                let taken = tls.connection.writer().write(rest);
+                let taken = tls.write(&self.0.socket, &[IoSlice::new(rest)]);
                 let taken = taken.map_err(|error| stream_error(&error))?;
                 rest = &rest[taken..];
-                let sent =
-                    self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
+                let sent = tls.send_out(&self.0.socket).map_err(|error| stream_error(&error))?;
                 drop(tls);
                 if taken == 0 && !sent {
                     self.0.wait(true, Some(deadline))?;
@@ -253,8 +278,8 @@ impl Stream for TlsConversation {
         }
         loop {
             let mut tls = self.0.tls();
-            self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
-            if !tls.connection.wants_write() {
+            tls.send_out(&self.0.socket).map_err(|error| stream_error(&error))?;
+            if !tls.has_kept() {
                 return Ok(());
             }
             drop(tls);
@@ -312,27 +337,8 @@ impl TlsConversation {
         buffer: &mut [u8],
         failed: fn(&std::io::Error) -> StreamError,
     ) -> Result<usize, StreamError> {
-        let mut tls = self.0.tls();
-        let (mut done, mut turns) = (0, 0);
-        loop {
-            match tls.connection.reader().read(&mut buffer[done..]) {
-                // What came before the end is taken first.
-                Ok(0) if done == 0 && !buffer.is_empty() => return Err(StreamError::Closed),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(failed(&error)),
-            }
-            if tls.unread.is_empty() {
-                // Records may be empty, as many as the peer likes.
-                if done > 0 || turns == RECEIVES {
-                    return Ok(done);
-                }
-                turns += 1;
-            }
-            if done == buffer.len() || !self.0.take_in(&mut tls).map_err(|error| failed(&error))? {
-                return Ok(done);
-            }
-        }
+        let received = self.0.tls().receive(&self.0.socket, buffer);
+        received.map_err(|error| failed(&error))?.ok_or(StreamError::Closed)
     }
 }
 
@@ -340,19 +346,9 @@ impl TlsConversation {
 impl HoldingStream for TlsConversation {
     fn put(&self, parts: &[&[u8]]) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
-        // In one record, as far as that goes: each is sealed, sent and opened by itself.
-        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let mut rest = &mut slices[..];
-        while !rest.is_empty() {
-            let taken = tls.connection.writer().write_vectored(rest);
-            let taken = taken.map_err(|error| stream_error(&error))?;
-            if taken == 0 {
-                return Err(StreamError::Closed);
-            }
-            IoSlice::advance_slices(&mut rest, taken);
-        }
-        self.0.send_out(&mut tls.connection).map_err(|error| stream_error(&error))?;
-        Ok(tls.connection.wants_write())
+        tls.put(&self.0.socket, parts).map_err(|error| stream_error(&error))?;
+        tls.send_out(&self.0.socket).map_err(|error| stream_error(&error))?;
+        Ok(tls.has_kept())
     }
 
     fn give_held(&self) -> Result<(), StreamError> {
@@ -380,16 +376,16 @@ fn carried_error(error: &std::io::Error) -> StreamError {
 impl Carrier for TlsConversation {
     fn send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         let mut tls = self.0.tls();
-        let taken = tls.connection.writer().write(bytes);
+        let taken = tls.write(&self.0.socket, &[IoSlice::new(bytes)]);
         let taken = taken.map_err(|error| carried_error(&error))?;
-        self.0.send_out(&mut tls.connection).map_err(|error| carried_error(&error))?;
+        tls.send_out(&self.0.socket).map_err(|error| carried_error(&error))?;
         Ok(taken)
     }
 
     fn flush(&mut self) -> Result<bool, StreamError> {
         let mut tls = self.0.tls();
-        self.0.send_out(&mut tls.connection).map_err(|error| carried_error(&error))?;
-        Ok(!tls.connection.wants_write())
+        tls.send_out(&self.0.socket).map_err(|error| carried_error(&error))?;
+        Ok(!tls.has_kept())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Result<usize, StreamError> {
@@ -397,11 +393,8 @@ impl Carrier for TlsConversation {
     }
 
     fn finish(&self) {
-        let mut tls = self.0.tls();
-        tls.connection.send_close_notify();
-        // As far as that goes now: a peer that does not hear it is refused when it comes again.
-        let _ = self.0.send_out(&mut tls.connection);
-        drop(tls);
+        // A peer that does not hear it is refused when it comes again.
+        self.0.tls().close(&self.0.socket);
         Stream::shut_down(self);
     }
 

@@ -10,6 +10,7 @@ use rackbus_control::metrics::{FunctionPart, Labels, MetricsPage, MetricsSource}
 use rackbus_control::network::NodeNetwork;
 use rackbus_control::node::NodeProcess;
 use rackbus_link::ntb::BridgeStatus;
+use rackbus_link::tcp::connections_sealed_by_kernel;
 use rackbus_link::{Connect, Purpose};
 use rackbus_memory::copy::Statistics;
 
@@ -279,6 +280,9 @@ fn link_page(link: &LinkCounters, page: &mut MetricsPage) {
     page.counter("link_conversations_refused", help, over);
     let refused = [(Labels::new(), count(&link.refused))];
     page.counter("link_connections_refused", "Connections that made no sense", refused);
+    let sealed = [(Labels::new(), connections_sealed_by_kernel())];
+    let help = "Connections to and from other machines' nodes that the kernel encrypts (kTLS)";
+    page.counter("link_connections_sealed_by_kernel", help, sealed);
 }
 
 /// What went through NTBs that the link has.

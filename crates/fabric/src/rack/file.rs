@@ -352,7 +352,7 @@ fn control(value: &Spanned<DeValue<'_>>) -> Parsed<ControlConfig> {
 }
 
 fn links_between(value: &Spanned<DeValue<'_>>) -> Parsed<Links> {
-    let section = subsection(value, "link", &["hold", "rdma"])?;
+    let section = subsection(value, "link", &["hold", "rdma", "ktls"])?;
     let hold_ms = section.duration("hold", 0, 600_000)?;
     let allowed = "`auto`, `off`, or the name of a provider of libfabric such as `verbs`";
     let rdma = section.text("rdma", allowed)?;
@@ -362,8 +362,16 @@ fn links_between(value: &Spanned<DeValue<'_>>) -> Parsed<Links> {
             return wrong(span.clone(), format!("`rdma` is \"{text}\""), allowed);
         }
     }
+    let allowed = "`auto` or `off`";
+    let ktls = match section.text("ktls", allowed)? {
+        None => true,
+        Some(("auto", _)) => true,
+        Some(("off", _)) => false,
+        Some((text, span)) => return wrong(span, format!("`ktls` is \"{text}\""), allowed),
+    };
     let default = Links::default();
     Ok(Links {
+        ktls,
         hold_ms: hold_ms.unwrap_or(default.hold_ms),
         rdma: rdma.map_or(default.rdma, |(text, _)| text.to_owned()),
     })

@@ -205,12 +205,14 @@ pub struct Links {
     pub hold_ms: u64,
     /// What moves the data of borrowed drives beside the link: `auto`, `off`, or the name of a provider of libfabric.
     pub rdma: String,
+    /// Whether the kernel seals what goes over the link, where it can (kTLS).
+    pub ktls: bool,
 }
 
 impl Default for Links {
     fn default() -> Self {
         // Unlike the link, RDMA is not encrypted: somebody decides that.
-        Links { hold_ms: LINK_HOLD_MS, rdma: "off".to_owned() }
+        Links { hold_ms: LINK_HOLD_MS, rdma: "off".to_owned(), ktls: true }
     }
 }
 

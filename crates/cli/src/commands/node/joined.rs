@@ -20,6 +20,7 @@ use rackbus_control::machines::{JoinRequest, forward, tls_of};
 use rackbus_control::node::listen;
 use rackbus_control::{ControlClient, certificates};
 use rackbus_devices::class::parse_rack;
+use rackbus_fabric::rack::Rack;
 use rackbus_identity::{
     CertificateRequest, Credentials, Renewed, RevocationList, Revocations, Subject, Token,
     joining_config, now, write_private,
@@ -135,7 +136,7 @@ impl JoinArgs {
             None => own_address(&control, self.listen)?.to_string(),
         };
         let place = (run_dir, state_dir);
-        self.joined(&rack.name, advertised, control, credentials, place).map(Some)
+        self.joined(&rack, advertised, control, credentials, place).map(Some)
     }
 
     /// Goes on in the place of another process, which had joined the rack `from` there. Nobody is asked: the control
@@ -158,13 +159,13 @@ impl JoinArgs {
         control.extend(more);
         let credentials = own_credentials(host, &state_dir)?;
         let place = (paths::find_run_dir(common)?, state_dir);
-        self.joined(&rack.name, advertised, control, credentials, place).map(Some)
+        self.joined(&rack, advertised, control, credentials, place).map(Some)
     }
 
     /// The host of `rack` with these credentials, whose control planes are at `control`.
     fn joined(
         &self,
-        rack: &str,
+        rack: &Rack,
         advertised: String,
         control: Vec<String>,
         credentials: Credentials,
@@ -173,9 +174,9 @@ impl JoinArgs {
         let credentials = Arc::new(RwLock::new(credentials));
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
-        let link = TcpLink::new(rack, &listen, &advertised, credentials.clone());
+        let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
         let revocations = noted_revocations(&state_dir)?;
-        let link = link.with_revocations(revocations.clone());
+        let link = link.with_revocations(revocations.clone()).with_ktls(rack.links.ktls);
         locate_others(&link, &control);
         let mut again = vec!["--join".into(), self.join.join(",").into()];
         again.extend(["--listen".into(), listen.into(), "--advertise".into(), advertised.into()]);

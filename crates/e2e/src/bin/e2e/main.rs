@@ -29,6 +29,7 @@ mod peers;
 mod physical;
 mod programs;
 mod restarts;
+mod sealed;
 mod segments;
 mod sharing;
 mod systems;
@@ -92,7 +93,7 @@ const MORE: [Scenario; 2] = [
 ];
 
 /// In this order: those that kill nodes come last.
-const SCENARIOS: [Scenario; 35] = [
+const SCENARIOS: [Scenario; 36] = [
     ("a drive is the same drive from one guest to the next", guests::data_follows),
     ("two kernels' nvme-cli find everything in order", guests::administration),
     ("fio verifies random I/O of four jobs in two guests", guests::verified_io),
@@ -108,6 +109,7 @@ const SCENARIOS: [Scenario; 35] = [
     ("programs in two guests share memory with each other and with a host", segments::in_guests),
     ("programs, nodes and VMs end in the middle of copies and connects", endings::in_the_middle),
     ("a machine with an IOMMU lends its own drive and virtual functions", physical::lent),
+    ("a stock kernel seals what goes between two machines", sealed::by_the_kernel),
     ("a guest that translates DMA by itself uses drives", translated::drives),
     ("a guest boots from a borrowed drive by UEFI", firmware::boots),
     ("each processor of a guest has its queue, unplugged under load", guests::queues),
