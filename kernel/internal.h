@@ -27,6 +27,7 @@
 #include <linux/kref.h>
 #include <linux/ktime.h>
 #include <linux/list.h>
+#include <linux/msi.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/spinlock.h>
@@ -58,6 +59,7 @@ struct rackbus_vector {
 	unsigned int index;		/* at the NTB */
 	unsigned int ntb_irq;
 	unsigned int irq;		/* the function's; 0: none is set up */
+	struct msi_msg message;		/* of the NTB's vector */
 	bool moves;			/* to the processors that are wanted */
 	cpumask_var_t wanted;
 	cpumask_var_t moving;		/* of the work alone */
@@ -115,7 +117,7 @@ struct rackbus_function {
 	struct fwnode_handle *fwnode;
 	struct irq_domain *irq_domain;
 	struct msi_domain_info *msi_info;
-	raw_spinlock_t msi_lock;	/* vector[].irq, moves, wanted */
+	raw_spinlock_t msi_lock;	/* vector[], and the MSI-X entries */
 	struct work_struct moves;
 	struct rackbus_vector vector[RACKBUS_NTB_VECTORS];
 

@@ -5,6 +5,11 @@
  * one of the NTB's own, with that one's message (and its affinity, and entry
  * for interrupt remapping), only that the address is the one by which the
  * device reaches this host.  What arrives at the NTB's vector is handed on.
+ *
+ * An entry of the device's table is written when the kernel asks for that, with
+ * the lock of the function's interrupt, and when the NTB's vector moves, with
+ * that of the NTB's: whoever touches an entry has msi_lock, and writes what the
+ * NTB's message is by then.  Otherwise the device could signal by half a message.
  */
 #include <linux/interrupt.h>
 #include <linux/irq.h>
@@ -32,12 +37,63 @@ static void translate(struct rackbus_function *fn, struct msi_msg *msg)
 	msg->address_hi = upper_32_bits(to);
 }
 
-static void rackbus_compose(struct irq_data *data, struct msi_msg *msg)
+static struct rackbus_vector *vector_of(struct irq_data *data)
 {
 	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
 
-	get_cached_msi_msg(fn->vector[data->hwirq].ntb_irq, msg);
-	translate(fn, msg);
+	return &fn->vector[data->hwirq];
+}
+
+/* With msi_lock. */
+static void compose(struct rackbus_vector *vector, struct msi_msg *msg)
+{
+	*msg = vector->message;
+	translate(vector->function, msg);
+}
+
+static void rackbus_compose(struct irq_data *data, struct msi_msg *msg)
+{
+	struct rackbus_vector *vector = vector_of(data);
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&vector->function->msi_lock, flags);
+	compose(vector, msg);
+	raw_spin_unlock_irqrestore(&vector->function->msi_lock, flags);
+}
+
+/* The NTB's vector may have moved since the message was composed. */
+static void rackbus_write(struct irq_data *data, struct msi_msg *msg)
+{
+	struct rackbus_vector *vector = vector_of(data);
+	struct msi_msg newest = *msg;
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&vector->function->msi_lock, flags);
+	/* An interrupt that ends has an empty message, which stays empty. */
+	if (msg->address_lo || msg->address_hi)
+		compose(vector, &newest);
+	pci_write_msi_msg(data->irq, &newest);
+	raw_spin_unlock_irqrestore(&vector->function->msi_lock, flags);
+}
+
+static void rackbus_mask(struct irq_data *data)
+{
+	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&fn->msi_lock, flags);
+	pci_msi_mask_irq(data);
+	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
+}
+
+static void rackbus_unmask(struct irq_data *data)
+{
+	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
+	unsigned long flags;
+
+	raw_spin_lock_irqsave(&fn->msi_lock, flags);
+	pci_msi_unmask_irq(data);
+	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
 }
 
 /*
@@ -49,8 +105,8 @@ static void rackbus_compose(struct irq_data *data, struct msi_msg *msg)
 static int rackbus_set_affinity(struct irq_data *data,
 				const struct cpumask *mask, bool force)
 {
-	struct rackbus_function *fn = irq_data_get_irq_chip_data(data);
-	struct rackbus_vector *vector = &fn->vector[data->hwirq];
+	struct rackbus_vector *vector = vector_of(data);
+	struct rackbus_function *fn = vector->function;
 	unsigned long flags;
 
 	raw_spin_lock_irqsave(&fn->msi_lock, flags);
@@ -95,8 +151,9 @@ static struct irq_chip rackbus_irq_chip = {
 	.irq_set_affinity = rackbus_set_affinity,
 	.irq_ack = rackbus_ack,
 #if !RACKBUS_MSI_PARENT
-	.irq_mask = pci_msi_mask_irq,
-	.irq_unmask = pci_msi_unmask_irq,
+	.irq_mask = rackbus_mask,
+	.irq_unmask = rackbus_unmask,
+	.irq_write_msi_msg = rackbus_write,
 #endif
 	.flags = IRQCHIP_SKIP_SET_WAKE,
 };
@@ -124,16 +181,15 @@ static void rackbus_moved(struct msi_desc *desc, void *data)
 {
 	struct rackbus_vector *vector = data;
 	struct rackbus_function *fn = vector->function;
-	struct msi_msg msg = desc->msg;
+	struct msi_msg msg;
 	unsigned long flags;
 
-	/* free_irq() writes an empty message, which leads nowhere. */
-	if (!READ_ONCE(vector->irq))
-		return;
-	translate(fn, &msg);
 	raw_spin_lock_irqsave(&fn->msi_lock, flags);
-	if (vector->irq && irq_get_msi_desc(vector->irq))
+	vector->message = desc->msg;
+	if (vector->irq && irq_get_msi_desc(vector->irq)) {
+		compose(vector, &msg);
 		pci_write_msi_msg(vector->irq, &msg);
+	}
 	raw_spin_unlock_irqrestore(&fn->msi_lock, flags);
 }
 
@@ -199,6 +255,26 @@ static const struct irq_domain_ops rackbus_domain_ops = {
 	.free = rackbus_domain_free,
 };
 
+/*
+ * The chip of a device's own domain, which is above this one.  It starts and
+ * stops an interrupt by unmasking and masking it, unless it has more to do.
+ */
+static bool rackbus_init_dev_msi_info(struct device *dev,
+				      struct irq_domain *domain,
+				      struct irq_domain *real_parent,
+				      struct msi_domain_info *info)
+{
+	if (!msi_lib_init_dev_msi_info(dev, domain, real_parent, info))
+		return false;
+	info->chip_data = domain->host_data;
+	info->chip->irq_startup = NULL;
+	info->chip->irq_shutdown = NULL;
+	info->chip->irq_mask = rackbus_mask;
+	info->chip->irq_unmask = rackbus_unmask;
+	info->chip->irq_write_msi_msg = rackbus_write;
+	return true;
+}
+
 static const struct msi_parent_ops rackbus_parent_ops = {
 	.required_flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS,
 	.supported_flags = MSI_GENERIC_FLAGS_MASK | MSI_FLAG_PCI_MSIX,
@@ -206,7 +282,7 @@ static const struct msi_parent_ops rackbus_parent_ops = {
 	.bus_select_mask = MATCH_PCI_MSI,
 	.chip_flags = MSI_CHIP_FLAG_SET_ACK,
 	.prefix = "rackbus-",
-	.init_dev_msi_info = msi_lib_init_dev_msi_info,
+	.init_dev_msi_info = rackbus_init_dev_msi_info,
 };
 
 static int make_domain(struct rackbus_function *fn)
@@ -310,16 +386,16 @@ static int take_vector(struct rackbus_function *fn,
 		return ret;
 	if (!zalloc_cpumask_var(&vector->moving, GFP_KERNEL))
 		goto free_wanted;
-	ret = request_irq(vector->ntb_irq, rackbus_interrupt, IRQF_NO_THREAD,
-			  "rackbus", vector);
-	if (ret)
-		goto free_moving;
+	/* As long as the interrupt is off, its message stays as it is. */
 	desc = irq_get_msi_desc(vector->ntb_irq);
+	vector->message = desc->msg;
 	desc->write_msi_msg_data = vector;
 	desc->write_msi_msg = rackbus_moved;
-	return 0;
-
-free_moving:
+	ret = request_irq(vector->ntb_irq, rackbus_interrupt, IRQF_NO_THREAD,
+			  "rackbus", vector);
+	if (!ret)
+		return 0;
+	desc->write_msi_msg = NULL;
 	free_cpumask_var(vector->moving);
 free_wanted:
 	free_cpumask_var(vector->wanted);
