@@ -11,12 +11,13 @@ mod rack;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::agent::RunningCommand;
 use crate::error::io;
+use crate::machine::ASKED_AGAIN;
 use crate::spec::{Boot, FunctionSpec, VmIommu, VmSpec};
 use crate::{Assets, GuestRelease, Result, Vm, VmError};
 
@@ -30,6 +31,8 @@ const BOOT: Duration = Duration::from_secs(300);
 const SCRIPT: Duration = Duration::from_secs(300);
 /// Where a machine finds the files it was given.
 pub const FILES: &str = "/mnt/files";
+/// What tells one boot of a machine from another.
+const BOOT_ID: &str = "cat /proc/sys/kernel/random/boot_id";
 /// The serial number of the disk that brings them.
 const FILES_SERIAL: &str = "files";
 
@@ -156,6 +159,33 @@ impl BareMetalMachine {
             self.run(&up)?;
         }
         Ok(())
+    }
+
+    /// Has its kernel reboot at once, whatever its programs do, and waits until it has booted again, with its files and its network.
+    ///
+    /// # Errors
+    /// When it does not in time, or its VM ends.
+    pub fn reboot(&mut self) -> Result<()> {
+        let before = self.run(BOOT_ID)?;
+        drop(self.begin("sync; reboot -f", SCRIPT)?);
+        let deadline = Instant::now() + BOOT;
+        loop {
+            match self.vm.exec(BOOT_ID, ASKED_AGAIN) {
+                Ok(output) if output.ok() && output.text() != before => return self.booted(),
+                // It cannot be asked while it boots.
+                Ok(_) | Err(VmError::TimedOut { .. }) if Instant::now() < deadline => {}
+                Ok(_) => {
+                    let what = format!("the reboot of '{}'", self.name);
+                    return Err(VmError::TimedOut { what, limit: BOOT });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Switches it off at once, as a power cut does.
+    pub fn cut_power(&mut self) {
+        self.vm.kill();
     }
 
     /// The name that it was started by.

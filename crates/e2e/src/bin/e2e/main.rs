@@ -22,6 +22,7 @@ mod memory;
 mod metal;
 mod nics;
 mod ntb_link;
+mod outages;
 mod outside;
 mod packages;
 mod passthrough;

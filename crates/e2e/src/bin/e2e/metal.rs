@@ -12,6 +12,8 @@ use rackbus_vm::metal::{BridgeProcess, FILES};
 use rackbus_vm::{Assets, BareMetalMachine, GuestRelease, SharedNetwork, VmIommu};
 use serde_json::Value;
 
+use crate::outages;
+
 /// What the scripts have in common. A kernel that looks at locks (lockdep) looks no more when it has found something.
 pub const PRELUDE: &str = r#"
     set -e
@@ -198,7 +200,8 @@ pub fn explained(hosts: &mut MetalHosts, outcome: Result<()>) -> Result<()> {
     if outcome.is_err() {
         println!("{}", hosts.bridge.counters()?);
         for machine in [&mut hosts.lender, &mut hosts.borrower] {
-            println!("{}", machine.run("tail -n 40 /tmp/*.log; dmesg | tail -n 30; /mnt/files/bin/rackbus --json metal list || true; grep -i rackbus /proc/interrupts || true")?);
+            let said = machine.run("tail -n 40 /tmp/*.log; dmesg | tail -n 30; /mnt/files/bin/rackbus --json metal list || true; grep -i rackbus /proc/interrupts || true");
+            println!("{}", said.unwrap_or_else(|error| error.to_string()));
         }
     }
     outcome
@@ -334,7 +337,7 @@ fn maintained(hosts: &mut MetalHosts) -> Result<()> {
     Ok(())
 }
 
-/// The lender's node lends, the borrower's borrows, and a control plane decides; the lender dies under load.
+/// The lender's node lends, the borrower's borrows, and a control plane decides. The borrower reboots, and the lender dies under load.
 fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
     join(hosts)?;
     let MetalHosts { lender, borrower, address: [own, _], .. } = hosts;
@@ -365,21 +368,9 @@ fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
         until_ok test -b /dev/nvme0n1
         verify",
     )?;
-    begin(
-        borrower,
-        "load.log",
-        "sh -c 'while dd if=/dev/nvme0n1 of=/dev/null bs=64k iflag=direct; do :; done; date +%s.%N'",
-    )?;
-    run(borrower, "until_ok grep -q copied load.log")?;
-    run(lender, "pkill -KILL -f 'files/rackbus node'")?;
-    run(
-        borrower,
-        "until_ok gone
-        rackbus events | tail -n 4
-        dmesg | grep -i -e lost -e removed | tail -n 3
-        healthy",
-    )?;
-    Ok(())
+    outages::rebooted(hosts)?;
+    outages::node_killed(hosts)?;
+    outages::switched_off(hosts)
 }
 
 /// Starts a control plane and the node of either host, alpha and beta. alpha's drives are lent: d0, d1 and so on.
