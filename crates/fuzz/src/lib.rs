@@ -15,7 +15,9 @@
 //!   what the two halves of one say to each other. [`nic`]: what a driver does to a network function. [`nic_medium`],
 //!   [`memory_medium`]: what the halves of functions between machines say to each other.
 //! * [`state`]: saved functions that another process goes on with.
-//! * [`link`], [`exchange`], [`packets`], [`network`], [`segment`]: what other nodes and processes say.
+//! * [`link`], [`exchange`], [`packets`], [`network`], [`segment`]: what other nodes and processes say. [`arenas`]: what
+//!   they store through an NTB.
+//! * [`window`]: what a borrower's kernel module stores for a function that is lent through an NTB, and what its lender says.
 //! * [`guest`]: what a guest's kernel says to the device that it shares memory through. [`agent`]: what a guest answers to
 //!   commands.
 //! * [`files`]: rack files, timing and workloads.
@@ -25,6 +27,7 @@ pub mod accel;
 pub mod accel_function;
 pub mod agent;
 pub mod api;
+pub mod arenas;
 mod clock;
 pub mod exchange;
 pub mod files;
@@ -42,6 +45,7 @@ pub mod segment;
 pub mod state;
 pub mod vfio_user;
 pub mod vfio_user_client;
+pub mod window;
 
 /// One thing to fuzz.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +96,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "network", run: network::run, seeds: network::seeds, words: network::WORDS },
     Target { name: "state", run: state::run, seeds: state::seeds, words: state::WORDS },
     Target { name: "link", run: link::run, seeds: link::seeds, words: link::WORDS },
+    Target { name: "arenas", run: arenas::run, seeds: arenas::seeds, words: &[] },
+    Target { name: "window", run: window::run, seeds: window::seeds, words: window::WORDS },
     Target { name: "exchange", run: exchange::run, seeds: exchange::seeds, words: &[] },
     Target { name: "packets", run: packets::run, seeds: packets::seeds, words: &[] },
     Target { name: "segment", run: segment::run, seeds: segment::seeds, words: &[] },

@@ -89,6 +89,8 @@ targets! {
     network: "network", 500;
     state: "state", 2000;
     link: "link", 2000;
+    arenas: "arenas", 2000;
+    window: "window", 5000;
     exchange: "exchange", 5000;
     packets: "packets", 2000;
     segment: "segment", 10000;

@@ -34,7 +34,7 @@ use rustix::event::epoll;
 
 pub use bridge::{BridgeStatus, NtbDriver, OpenNtb};
 pub use layout::ArenaLayout;
-pub use peer::PeerMismatch;
+pub use peer::{EndNames, PeerMismatch};
 pub use protocol::Arenas;
 
 use crate::{
