@@ -10,12 +10,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 pub mod huge;
 pub mod stored;
 
 /// What the line that says how many seeds were run begins with.
 pub const RAN: &str = "seeds run:";
+/// What lines begin with that say how many are left and for how long, of a run that takes minutes: `make sim` shows them.
+pub const LEFT: &str = "seeds left:";
+/// How often that is said.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// splitmix64: a whole schedule from one number.
 #[derive(Debug, Clone)]
@@ -103,13 +108,18 @@ fn run_seeds<T>(
 ) -> (u64, Option<(u64, String)>) {
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get() as u64);
     let (ran, stop, failed) = (AtomicU64::new(0), AtomicBool::new(false), Mutex::new(None));
+    let begun = Instant::now();
     let work = |first: u64| {
-        let mut own = prepare();
+        let (mut own, mut said) = (prepare(), begun);
         for seed in (first..seeds).step_by(threads as usize) {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            ran.fetch_add(1, Ordering::Relaxed);
+            let before = ran.fetch_add(1, Ordering::Relaxed);
+            if first == 0 && said.elapsed() >= SAID_EVERY {
+                said = Instant::now();
+                println!("{}", left(before, seeds, begun.elapsed()));
+            }
             let outcome = catch_unwind(AssertUnwindSafe(|| run(&mut own, seed, false)));
             let error = match outcome {
                 Ok(Ok(())) => continue,
@@ -127,6 +137,13 @@ fn run_seeds<T>(
         }
     });
     (ran.into_inner(), failed.into_inner().expect("nobody panics with it"))
+}
+
+/// The line that says of `seeds` how many are left, and for how long, where `ran` of them took `elapsed`.
+fn left(ran: u64, seeds: u64, elapsed: Duration) -> String {
+    let left = seeds - ran;
+    let minutes = elapsed.as_secs_f64() / 60.0 * left as f64 / ran.max(1) as f64;
+    format!("{LEFT} {left} of {seeds}, about {:.0} min", minutes.ceil())
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -154,6 +171,14 @@ mod tests {
         let mut seen = seen.into_inner().unwrap();
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn what_is_left_takes_as_long_as_what_was_run() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(left(1000, 4000, minute), "seeds left: 3000 of 4000, about 3 min");
+        assert_eq!(left(3990, 4000, minute), "seeds left: 10 of 4000, about 1 min");
+        assert_eq!(left(0, 10, minute), "seeds left: 10 of 10, about 10 min");
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn sim(name: &str, properties: &str) -> Output {
     let asked = asked.display();
     let text = format!(
         "#!/bin/sh\necho \"$*\" >>'{asked}'\n\
-         case \"$*\" in\n*rackbus-qos\\ --lib*) {properties} ;;\n*) echo 'seeds run: 1' ;;\nesac\n"
+         case \"$*\" in\n*rackbus-qos\\ --lib*) {properties} ;;\n*) echo 'seeds left: 1 of 1, about 1 min'; echo 'seeds run: 1' ;;\nesac\n"
     );
     std::fs::write(&cargo, text).unwrap();
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -100,4 +100,6 @@ fn seeds_that_were_run_are_counted() {
     let said = text(&done.stdout);
     let simulations = said.lines().filter(|line| line.ends_with(", 1 seeds")).count();
     assert!(said.ends_with(&format!("sim: ok, {simulations} seeds\n")), "{said}");
+    let left = said.lines().filter(|line| line.ends_with(", seeds left: 1 of 1, about 1 min"));
+    assert_eq!(left.count(), simulations, "{said}");
 }
