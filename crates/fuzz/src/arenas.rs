@@ -390,6 +390,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     // Words of the header and of a head, at once and while this end looks.
     let lies = [9, 0, 4, 1, 9, 0x81, 0x41, 1, 1, 0, 1, 10, 0, 0x42, 0, 0, 255, 255, 255, 127];
     let lies = [&orderly[..], &lies, &talk(0, 0, 9), &talk(OTHER, 0, 9)].concat();
+    // More bytes than a ring has.
+    let more = [9, 0, 0x40, 1, 0, 0, 0x20, 0, 0, 6, 1, 0, 0x18];
+    let more = [&up[..], &begin, &talk(OTHER, 1, 9), &more].concat();
     let replaced = [&orderly[..], &[12], &up, &begin, &[13, 0, 26, 14, 0, 15]].concat();
-    vec![up.to_vec(), orderly, wraps, lies, replaced]
+    vec![up.to_vec(), orderly, wraps, lies, more, replaced]
 }

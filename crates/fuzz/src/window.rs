@@ -35,7 +35,7 @@ const MOST: usize = 256;
 /// The lease's epoch, more than 32 bits.
 const EPOCH: u64 = 1 << 32 | 7;
 /// The lender's window onto the borrower's memory, and how many mappings there may be in it.
-const WINDOW: u64 = 1 << 20;
+const WINDOW: u64 = 16 * PAGE as u64;
 const MAPPINGS: u32 = 5;
 /// Where the kernel module stores in the ring's page (`kernel/include/rackbus_window.h`).
 const PRODUCER: usize = 0;
@@ -347,6 +347,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let isolated = [
         vec![vec![0], ask(5, 1), vec![6], mapping(4, 0, 2), ask(6, 1), vec![6], mapping(8, 2, 1)],
         vec![ask(6, 1), vec![6], mapping(4, 0, 2), ask(6, 0), vec![6], mapping(0xc4, 0, 1)],
+        // A page beyond the window, and up to its end.
+        vec![ask(6, 1), vec![6], mapping(12, 15, 2), ask(6, 1), vec![6], mapping(12, 14, 2)],
         vec![ask(6, 1), vec![6, 7], ask(5, 0), vec![6]],
     ];
     let raw = [vec![0], vec![3, 0, 2, 0, 0, 3, 0, 0xf4, 1, 2, 4, 0, 6, 0, 4, 200, 6, 4, 1, 6]];
