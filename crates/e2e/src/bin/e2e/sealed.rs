@@ -19,6 +19,7 @@ const RACK: &str = r#"
     export LD_LIBRARY_PATH=/tmp/programs PATH=/tmp/programs:$PATH
     until_ok() { n=0; until "$@" >said 2>&1; do n=$((n + 1)); [ $n -lt 600 ] || { cat said; return 1; }; sleep 0.05; done; }
     sealed() { sed -n "s/^$1[[:space:]]*//p" /proc/net/tls_stat; }
+    trap '[ $? = 0 ] || { set +e; cat busy; tail -n 8 *.log; cat /proc/net/tls_stat; }' EXIT
     ip link set lo up
     modprobe tls
     printf 'name = "sealed"
@@ -64,7 +65,7 @@ pub fn by_the_kernel(world: &mut RackWithGuests) -> Result<()> {
     let disk = programs::qemu_arguments(&programs::disk(rack, &["rackbus", "physical"])?);
     let mut more = vec!["--memory", "1G", "--"];
     more.extend(disk.iter().map(String::as_str));
-    let mut guest = Guest::start_with(rack, "sealed", "gamma", "trixie", &[], &more)?;
+    let mut guest = Guest::start_with(rack, "sealed", "gamma", "bookworm", &[], &more)?;
     guest.booted()?;
     guest.run(&programs::unpack("/dev/vdb"))?;
     let outcome = guest.begin(RACK, SCRIPT)?.wait()?;
