@@ -83,7 +83,13 @@ impl Inventor {
                 Message::Register { incarnation, devices, newest_lease: lease, address: text() }
             }
             1 => Message::Armed { incarnation, device, epoch, change: None },
-            2 => Message::ArmFailed { incarnation, device, epoch, reason: text() },
+            2 => Message::ArmFailed {
+                incarnation,
+                device,
+                epoch,
+                reason: text(),
+                refused: self.random.chance(50),
+            },
             3 => Message::Revoked { incarnation, device, epoch },
             4 => Message::Opened { lease, outcome: Ok(text()) },
             5 => Message::Opened { lease, outcome: Err(text()) },

@@ -157,10 +157,11 @@ impl Draft {
             }
             LeaseState::Closing { reason, .. } => {
                 let text = format!("{borrower} is asked to release {function}: {reason}");
-                (kind_of(reason), text)
+                (kind_of(reason, lease.refused), text)
             }
             LeaseState::Ended { reason } => {
-                (kind_of(reason), format!("the lease of {function} to {borrower} ended: {reason}"))
+                let text = format!("the lease of {function} to {borrower} ended: {reason}");
+                (kind_of(reason, lease.refused), text)
             }
         }))
     }
@@ -377,12 +378,14 @@ fn new_level(before: &LeaseRecord, lease: &LeaseRecord) -> Option<(EventKind, St
     })
 }
 
-fn kind_of(reason: &EndReason) -> EventKind {
+/// What kind of event the end of a lease is, which its lender `refused` or not.
+fn kind_of(reason: &EndReason, refused: bool) -> EventKind {
     match reason {
         EndReason::Returned
         | EndReason::Withdrawn
         | EndReason::TurnOver
         | EndReason::TurnGivenBack => EventKind::Lease,
+        EndReason::LenderFailed(_) if refused => EventKind::Refusal,
         EndReason::LenderFailed(_) | EndReason::BorrowerFailed(_) => EventKind::Fault,
         EndReason::Expired
         | EndReason::BorrowerRestarted

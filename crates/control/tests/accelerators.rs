@@ -163,7 +163,7 @@ async fn node(
                     Ok(_) => Message::Armed { incarnation, device, epoch, change: None },
                     Err(refused) => {
                         let reason = refused.to_string();
-                        Message::ArmFailed { incarnation, device, epoch, reason }
+                        Message::ArmFailed { incarnation, device, epoch, reason, refused: true }
                     }
                 }
             }

@@ -36,6 +36,33 @@ enum State {
     Revoking(Epoch),
 }
 
+/// Why a lender did not let a borrower in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArmFailure {
+    /// What prevented it, for people.
+    pub reason: String,
+    /// Nothing is broken: the device does not give what was asked for.
+    pub refused: bool,
+}
+
+impl ArmFailure {
+    /// The device, or the way to it, does not work.
+    pub fn broken(reason: String) -> ArmFailure {
+        ArmFailure { reason, refused: false }
+    }
+
+    /// The device works, and does not give what was asked for.
+    pub fn refusal(reason: String) -> ArmFailure {
+        ArmFailure { reason, refused: true }
+    }
+
+    /// What the authority is told.
+    fn told(self, incarnation: Incarnation, device: String, epoch: Epoch) -> Message {
+        let ArmFailure { reason, refused } = self;
+        Message::ArmFailed { incarnation, device, epoch, reason, refused }
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Device {
@@ -48,6 +75,9 @@ struct Device {
     /// Who was refused last, and why: an arming that is said again has the same answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<(ArmedFor, String)>,
+    /// Whether that was a refusal, and no failure.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    was_refusal: bool,
     /// The newest change of a borrower's service level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     change: Option<LenderChange>,
@@ -90,8 +120,9 @@ impl Lender {
 
     /// The same; epochs up to `newest` were given out before.
     fn add_from(&mut self, device: String, newest: Epoch) {
-        let (refused, change, serving) = (None, None, None);
-        let free = Device { state: State::Free, attached: None, newest, refused, change, serving };
+        let (refused, was_refusal, change, serving) = (None, false, None, None);
+        let (state, attached) = (State::Free, None);
+        let free = Device { state, attached, newest, refused, was_refusal, change, serving };
         self.devices.entry(device).or_insert(free);
     }
 
@@ -180,7 +211,7 @@ impl Lender {
         &mut self,
         device: &str,
         epoch: Epoch,
-        outcome: Result<(), String>,
+        outcome: Result<(), ArmFailure>,
     ) -> Vec<LenderAction> {
         let incarnation = self.incarnation;
         let Some(entry) = self.devices.get_mut(device) else { return Vec::new() };
@@ -194,10 +225,11 @@ impl Lender {
                 entry.state = State::Armed(holder.clone());
                 Message::Armed { incarnation, device, epoch, change: None }
             }
-            Err(reason) => {
-                entry.refused = Some((holder.clone(), reason.clone()));
+            Err(failure) => {
+                entry.refused = Some((holder.clone(), failure.reason.clone()));
+                entry.was_refusal = failure.refused;
                 entry.state = State::Free;
-                Message::ArmFailed { incarnation, device, epoch, reason }
+                failure.told(incarnation, device, epoch)
             }
         };
         vec![LenderAction::Send(message)]
@@ -225,9 +257,8 @@ impl Lender {
         let (incarnation, epoch) = (self.incarnation, wanted.epoch);
         self.newest_lease = self.newest_lease.max(wanted.lease);
         let Some(entry) = self.devices.get_mut(&device) else {
-            let reason = format!("there is no device {device}");
-            let failed = Message::ArmFailed { incarnation, device, epoch, reason };
-            return vec![LenderAction::Send(failed)];
+            let failure = ArmFailure::broken(format!("there is no device {device}"));
+            return vec![LenderAction::Send(failure.told(incarnation, device, epoch))];
         };
         if entry.holder() == Some(&wanted) {
             entry.serving = Serving::said_again(entry.serving, serving);
@@ -245,12 +276,12 @@ impl Lender {
             // It failed, was revoked, or was somebody else's: if the authority still waits for it,
             // it must not. It may hear this before what was said at the failure, or instead of it.
             _ if epoch <= entry.newest => {
-                let reason = entry.gave_up(&device, epoch, |refused| *refused == wanted);
-                let failed = Message::ArmFailed { incarnation, device, epoch, reason };
-                vec![LenderAction::Send(failed)]
+                let failure = entry.gave_up(&device, epoch, |refused| *refused == wanted);
+                vec![LenderAction::Send(failure.told(incarnation, device, epoch))]
             }
             State::Free => {
                 (entry.newest, entry.refused, entry.change) = (epoch, None, None);
+                entry.was_refusal = false;
                 entry.serving = serving;
                 entry.state = State::Arming(wanted.clone());
                 let ArmedFor { lease, epoch, borrower, placement: _ } = wanted;

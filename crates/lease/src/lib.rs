@@ -53,7 +53,7 @@ pub use borrower::{Borrower, BorrowerAction, FrontRefused};
 pub use change::{ChangeRefused, LevelChange};
 pub use composition::{CompositionRecord, CompositionRefused};
 pub use device::{DeviceAnswer, DeviceChange, DeviceRefused};
-pub use lender::{ArmedFor, Lender, LenderAction, NotAdmitted, ToldDevice};
+pub use lender::{ArmFailure, ArmedFor, Lender, LenderAction, NotAdmitted, ToldDevice};
 pub use message::{
     BadFunctionId, Epoch, FunctionId, Grant, Incarnation, LeaseId, Message, Millis, Placement,
     Terms,

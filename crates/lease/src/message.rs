@@ -287,6 +287,9 @@ pub enum Message {
         epoch: Epoch,
         /// What prevented or ended it, for people.
         reason: String,
+        /// Nothing is broken: the device does not give what was asked for, such as a level that it cannot keep.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        refused: bool,
     },
     /// Authority to lender: this lease, which is armed, is to have another service level from now on.
     SetLevel {

@@ -72,7 +72,7 @@ impl Rack {
         match message {
             Message::Arm { incarnation, device, epoch, .. } if self.broken => {
                 let reason = "no such level".to_owned();
-                Some(Message::ArmFailed { incarnation, device, epoch, reason })
+                Some(Message::ArmFailed { incarnation, device, epoch, reason, refused: false })
             }
             Message::Arm { incarnation, device, epoch, .. } => {
                 Some(Message::Armed { incarnation, device, epoch, change: None })

@@ -27,7 +27,9 @@ use std::time::Duration;
 use rackbus_control::api::DeviceReport;
 use rackbus_devices::class::LentTo;
 use rackbus_fabric::FabricHandle;
-use rackbus_lease::{ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message, Millis};
+use rackbus_lease::{
+    ArmFailure, ArmedFor, Epoch, Incarnation, LeaseId, LenderAction, Message, Millis,
+};
 
 use crate::lanes::Lanes;
 use crate::lendable::Lendable;
@@ -209,7 +211,7 @@ impl LentFunctions {
             }
             Ok(())
         });
-        self.fence.lock().arm_done(device, epoch, outcome.map_err(|error| error.to_string()))
+        self.fence.lock().arm_done(device, epoch, outcome.map_err(ArmFailure::from))
     }
 
     /// Takes the function back from `epoch` and everything older. On return nothing of that

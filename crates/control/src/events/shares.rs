@@ -101,12 +101,12 @@ mod tests {
         let ended = |reason: EndReason, turn: Option<TurnOf>| {
             let (function, borrower) = ("gamma/nvme5".parse().unwrap(), "alpha".to_owned());
             let state = LeaseState::Ended { reason };
-            let (group, level, change, vm, starter) = Default::default();
+            let (group, level, change, vm, starter, refused) = Default::default();
             let (since, until, placement) = (1, Some(2), Default::default());
             #[rustfmt::skip]
             let lease = LeaseRecord {
                 lease: 168, function, epoch: 58, borrower, placement, group, level, change, since, until, turn, vm, starter,
-                state,
+                refused, state,
             };
             Draft::of_lease(None, &lease)
                 .filter(|draft| draft.is_news(|_| is_told_by_share(&lease)))

@@ -229,3 +229,23 @@ fn what_hosts_have_too_much_of_is_told_whenever_it_has_doubled() {
     assert_eq!(texts(9, 3), [text(3)], "it began to count anew");
     assert_eq!(texts(9, 0), [] as [&str; 0]);
 }
+
+/// A level that no accelerator keeps is refused, and a device that cannot be run is at fault; a record of an older version
+/// does not say which.
+#[test]
+fn a_lease_that_its_lender_refused_is_told_as_a_refusal() {
+    let told = |refused: Option<bool>| {
+        let mut record = serde_json::json!({
+            "lease": 3, "function": "alpha/accel0.vf1", "epoch": 1, "borrower": "beta", "since": 1, "until": 2,
+            "state": { "state": "ended", "reason": { "why": "lender_failed", "detail": "3 Gbit/s would fit" } },
+        });
+        if let Some(refused) = refused {
+            record["refused"] = refused.into();
+        }
+        let record: LeaseRecord = serde_json::from_value(record).unwrap();
+        Draft::of_lease(None, &record).map(|draft| draft.kind)
+    };
+    assert_eq!(told(Some(true)), Some(EventKind::Refusal));
+    assert_eq!(told(Some(false)), Some(EventKind::Fault));
+    assert_eq!(told(None), Some(EventKind::Fault));
+}

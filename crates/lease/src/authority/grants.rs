@@ -112,6 +112,7 @@ impl Authority {
             turn,
             vm,
             starter,
+            refused: false,
             state,
         };
         self.set_deadline(lease, Some(now.saturating_add(self.config.ttl.max(RETURN))));

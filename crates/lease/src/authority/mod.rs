@@ -168,8 +168,11 @@ impl Authority {
                     self.armed(lease);
                 }
             }
-            Message::ArmFailed { incarnation, device, epoch, reason } => {
+            Message::ArmFailed { incarnation, device, epoch, reason, refused } => {
                 if let Some(lease) = self.current(host, incarnation, &device, epoch) {
+                    if refused {
+                        self.note_refused(lease);
+                    }
                     self.finish(now, lease, EndReason::LenderFailed(reason));
                 }
             }

@@ -119,6 +119,9 @@ pub struct LeaseRecord {
     /// nobody has used the function by then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<String>,
+    /// Its lender refused what was asked for, and nothing is broken: then that is why it ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
     /// How far lender and borrower have been told.
     pub state: LeaseState,
 }

@@ -85,6 +85,13 @@ impl Authority {
         self.start_revoke(lease);
     }
 
+    /// Notes that a lease's lender refused it.
+    pub(super) fn note_refused(&mut self, lease: LeaseId) {
+        if let Some(record) = self.leases.get(&lease).cloned() {
+            self.put_lease(LeaseRecord { refused: true, ..record });
+        }
+    }
+
     pub(super) fn end_lease(&mut self, now: Millis, lease: LeaseId, reason: EndReason) {
         self.set_deadline(lease, None);
         self.confirm(lease);

@@ -138,6 +138,7 @@ mod tests {
             turn: None,
             vm: None,
             starter: None,
+            refused: false,
             state,
         })
     }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ArmedFor, Device, Lender, LenderAction, State};
+use super::{ArmFailure, ArmedFor, Device, Lender, LenderAction, State};
 use crate::message::{Epoch, Message, Millis};
 
 /// Until when an epoch is served unless it is renewed.
@@ -48,10 +48,12 @@ impl Device {
         device: &str,
         epoch: Epoch,
         is_asked: impl Fn(&ArmedFor) -> bool,
-    ) -> String {
+    ) -> ArmFailure {
         match &self.refused {
-            Some((refused, reason)) if is_asked(refused) => reason.clone(),
-            _ => format!("{device} gave up epoch {epoch} already"),
+            Some((refused, reason)) if is_asked(refused) => {
+                ArmFailure { reason: reason.clone(), refused: self.was_refusal }
+            }
+            _ => ArmFailure::broken(format!("{device} gave up epoch {epoch} already")),
         }
     }
 
@@ -105,8 +107,8 @@ impl Lender {
         if epoch > entry.newest {
             return Vec::new();
         }
-        let reason = entry.gave_up(&device, epoch, |refused| refused.epoch == epoch);
-        vec![LenderAction::Send(Message::ArmFailed { incarnation, device, epoch, reason })]
+        let failure = entry.gave_up(&device, epoch, |refused| refused.epoch == epoch);
+        vec![LenderAction::Send(failure.told(incarnation, device, epoch))]
     }
 }
 

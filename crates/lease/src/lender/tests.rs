@@ -57,10 +57,11 @@ fn leases_are_counted_by_how_far_they_are() {
 fn an_arming_that_failed_fails_again_for_the_same_reason() {
     let mut lender = lender();
     lender.receive(0, arm(1));
-    let failed = lender.arm_done("nvme0", 1, Err("0.9 Gbit/s would fit".to_owned()));
+    let failed =
+        lender.arm_done("nvme0", 1, Err(ArmFailure::refusal("0.9 Gbit/s would fit".to_owned())));
     assert!(matches!(
         &failed[..],
-        [LenderAction::Send(Message::ArmFailed { epoch: 1, reason, .. })]
+        [LenderAction::Send(Message::ArmFailed { epoch: 1, reason, refused: true, .. })]
             if reason == "0.9 Gbit/s would fit"
     ));
     assert_eq!(lender.receive(0, arm(1)), failed);

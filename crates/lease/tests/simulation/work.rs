@@ -1,6 +1,6 @@
 //! What nodes were told to do, each in its time.
 
-use rackbus_lease::{BorrowerAction, Epoch, LeaseId, Message};
+use rackbus_lease::{ArmFailure, BorrowerAction, Epoch, LeaseId, Message};
 
 use crate::Mistake;
 use crate::world::{Device, Node, World};
@@ -62,7 +62,8 @@ impl World {
         let actions = match work {
             Work::Arm(device, epoch, level) => {
                 let failed = self.faults && self.random.chance(5);
-                let outcome = if failed { Err("broken".to_owned()) } else { Ok(()) };
+                let failure = ArmFailure::broken("broken".to_owned());
+                let outcome = if failed { Err(failure) } else { Ok(()) };
                 // A node does what a device is told one after the other: an arming whose epoch was revoked comes
                 // behind nothing that is newer.
                 let armed = node.devices.get_mut(&device);

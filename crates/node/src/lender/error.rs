@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rackbus_fabric::UnknownPart;
-use rackbus_lease::NotAdmitted;
+use rackbus_lease::{ArmFailure, NotAdmitted};
 
 /// Why the lender refused.
 #[derive(Debug, thiserror::Error)]
@@ -46,4 +46,28 @@ pub enum LendError {
         /// How long was waited.
         limit: Duration,
     },
+}
+
+impl From<LendError> for ArmFailure {
+    fn from(error: LendError) -> ArmFailure {
+        match error {
+            LendError::Level(reason) => ArmFailure::refusal(reason),
+            other => ArmFailure::broken(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_cannot_be_kept_is_refused_and_a_device_that_cannot_be_run_fails() {
+        let level = LendError::Level("3 Gbit/s would fit".to_owned());
+        assert_eq!(ArmFailure::from(level), ArmFailure::refusal("3 Gbit/s would fit".to_owned()));
+        let device = "accel0".to_owned();
+        let broken = LendError::Device { device, cause: std::io::Error::other("no memory") };
+        let told = "accel0 cannot be run: no memory".to_owned();
+        assert_eq!(ArmFailure::from(broken), ArmFailure::broken(told));
+    }
 }

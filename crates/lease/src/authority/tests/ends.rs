@@ -113,6 +113,24 @@ fn a_lender_that_comes_back_first_takes_no_time_from_the_borrower() {
     assert!(matches!(returned.lease(lease).unwrap().state, LeaseState::Active { .. }));
 }
 
+/// That a device does not give what was asked for is kept with the lease, and no failure of the device.
+#[test]
+fn a_lease_that_its_lender_refused_says_so() {
+    for refused in [true, false] {
+        let mut authority = registered(&[("alpha", &["nvme0"]), ("beta", &[])]);
+        let function: FunctionId = "alpha/nvme0".parse().unwrap();
+        let (lease, _) = authority.borrow(0, &function, "beta", Placement::Lender).unwrap();
+        let device = "nvme0".to_owned();
+        let reason = "3 Gbit/s would fit".to_owned();
+        let failed = Message::ArmFailed { incarnation: 1, device, epoch: 1, reason, refused };
+        let decided = authority.receive(0, "alpha", failed);
+        let record = authority.lease(lease).unwrap();
+        assert!(matches!(&record.state, LeaseState::Ended { reason: EndReason::LenderFailed(_) }));
+        assert_eq!(record.refused, refused);
+        assert!(decided.records.contains(&Record::Lease(record.clone())));
+    }
+}
+
 /// It is not its borrower that was silent.
 #[test]
 fn a_lender_that_does_not_let_the_borrower_in_is_said_to_have_failed() {
