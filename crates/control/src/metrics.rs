@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::header;
@@ -17,7 +18,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use tokio::net::TcpListener;
 
 use crate::api::{DeviceReport, LATENCY_BOUNDS_NS, OperationReport, RdmaLaneReport};
@@ -66,6 +67,20 @@ impl MetricsPage {
             family.get_or_create(&labels).inc_by(value);
         }
         self.0.register(name, help, family);
+    }
+
+    /// Adds a time that only grows while its process lives, in seconds; `_seconds_total` is appended to the name.
+    pub fn time_counter(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (Labels, Duration)>,
+    ) {
+        let family = Family::<Labels, Counter<f64, AtomicU64>>::default();
+        for (labels, value) in values {
+            family.get_or_create(&labels).inc_by(value.as_secs_f64());
+        }
+        self.0.register_with_unit(name, help, Unit::Seconds, family);
     }
 
     /// Adds a distribution that is kept.
@@ -291,6 +306,8 @@ mod tests {
         let (own, beta) =
             (of(FunctionPart::of_borrower, "alpha"), of(FunctionPart::of_borrower, "beta"));
         page.functions([beta, lenders, own].into_iter().map(|part| (part, &report)));
+        let busy = [(Labels::new(), Duration::from_millis(1250))];
+        page.time_counter("channel_busy", "How long copy channels had something to do", busy);
         let text = page.text();
         for line in [
             "# HELP rackbus_engine_busy_polls Polls of a function's engine that found work.",
@@ -308,6 +325,9 @@ mod tests {
             "rackbus_function_operation_seconds_bucket{le=\"1.5e-7\",function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 4",
             "rackbus_function_operation_seconds_bucket{le=\"+Inf\",function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\",operation=\"read\"} 5",
             "rackbus_function_trouble{function=\"alpha/nvme0\",host=\"beta\",role=\"borrower\"} 1.0",
+            "# TYPE rackbus_channel_busy_seconds counter",
+            "# UNIT rackbus_channel_busy_seconds seconds",
+            "rackbus_channel_busy_seconds_total{} 1.25",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rackbus_control::api::{NodeReport, traffic};
 use rackbus_control::metrics::{FunctionPart, Labels, MetricsPage, MetricsSource};
@@ -263,8 +264,8 @@ fn channels_page(channels: Statistics, page: &mut MetricsPage) {
     for (name, help, count) in counters {
         page.counter(name, help, [(Labels::new(), count)]);
     }
-    let busy = [(Labels::new(), channels.busy_ns as f64 / 1e9)];
-    page.gauge("channel_busy_seconds", "How long copy channels had something to do", busy);
+    let busy = [(Labels::new(), Duration::from_nanos(channels.busy_ns))];
+    page.time_counter("channel_busy", "How long copy channels had something to do", busy);
 }
 
 fn link_page(link: &LinkCounters, page: &mut MetricsPage) {
