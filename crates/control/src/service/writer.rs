@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rackbus_lease::{
-    Authority, ChangeRefused, CompositionRefused, Decision, LeaseId, LeaseRecord, LeaseState,
-    Message,
+    Authority, ChangeRefused, CompositionRefused, Decision, HostRecord, LeaseId, LeaseRecord,
+    LeaseState, Message,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,7 +40,7 @@ use super::{WriterShared, problem};
 use crate::access::{self, RequestOrigin as By};
 use crate::answers::{KeptAnswer, KeptAnswers, KeyLookup, KeyedChange, KeyedRequest};
 use crate::api::{ApiError, EventKind};
-use crate::events::{Draft, RefusalLimiter, ReportLimiter, SilentNodes};
+use crate::events::{Draft, LastHeard, RefusalLimiter, ReportLimiter, SilentNodes};
 use crate::store::{Commit, Store, StoreError};
 
 /// How many times it is looked which nodes are silent in the time after which one is.
@@ -76,6 +76,7 @@ impl Writing {
         let now = shared.clock.now();
         let lost = authority.leases().filter(|lease| is_lost(lease)).map(|lease| lease.lease);
         lost.chain(answers.pending_leases()).for_each(|lease| interests.lost(now, lease));
+        let silent = SilentNodes::of(&shared.known().log);
         let mut writer = Writer {
             authority,
             store,
@@ -83,7 +84,7 @@ impl Writing {
             shared,
             refusals: RefusalLimiter::default(),
             reports: ReportLimiter::default(),
-            silent: SilentNodes::default(),
+            silent,
             unstored: Unstored::default(),
             interests,
             group: StepGroup::default(),
@@ -246,7 +247,10 @@ impl Writer {
     fn note_silence(&mut self) {
         let longest = self.authority.config().silence;
         self.next_silence = Instant::now() + Duration::from_millis(longest / SILENCE_LOOKS);
-        let heard = self.authority.hosts().map(|(host, heard)| (host.host.as_str(), heard));
+        let heard = self.authority.hosts().map(|(HostRecord { host, .. }, at)| {
+            let in_this_life = self.authority.is_registered(host);
+            (host.as_str(), LastHeard { at, in_this_life })
+        });
         let news = self.silent.news(self.shared.clock.now(), longest, heard);
         if news.is_empty() {
             return;

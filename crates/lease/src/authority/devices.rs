@@ -186,7 +186,7 @@ impl Authority {
 
     /// Says (again) to a node what it has not answered, where that can be done now.
     pub(super) fn say_devices(&mut self, host: &str) {
-        if !self.contacts.get(host).is_some_and(|contact| contact.registered) {
+        if !self.is_registered(host) {
             return;
         }
         let Some(incarnation) = self.hosts.get(host).map(|host| host.incarnation) else { return };

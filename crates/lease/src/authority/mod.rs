@@ -269,6 +269,12 @@ impl Authority {
         self.functions.get(function)
     }
 
+    /// Whether the node of `host` has said something since this authority was made or restored, and what it has of former
+    /// decisions is known.
+    pub fn is_registered(&self, host: &str) -> bool {
+        self.contacts.get(host).is_some_and(|contact| contact.registered)
+    }
+
     /// The hosts, and when each was last heard from.
     pub fn hosts(&self) -> impl Iterator<Item = (&HostRecord, Millis)> {
         self.hosts.values().map(|h| (h, self.contacts.get(&h.host).map_or(0, |c| c.heard)))
