@@ -279,4 +279,16 @@ buffer = "1 MiB"
     strict.write_from(0, MIB, AT).unwrap();
     strict.read(0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0), "a former user's data is in the buffer");
+    // In a group it is told to whoever borrows it that it reaches none of the others.
+    drop(strict);
+    rack.give_back(&lease);
+    let borrow = |isolation| {
+        let args =
+            ["borrow", "gamma/nvme0", "--for", "beta", "--group", "db", "--isolation", isolation];
+        rack.good(&args)
+    };
+    let apart = "it reaches no memory of the group's other functions";
+    assert!(borrow("strict").contains(apart));
+    rack.good(&["return", "gamma/nvme0"]);
+    assert!(!borrow("shared").contains(apart));
 }

@@ -41,7 +41,8 @@ pub struct Args {
     #[arg(long)]
     msix: bool,
     /// The program that it is for: functions that one host borrows for the same group reach each other's
-    /// memory by DMA. Those of a VM do so without.
+    /// memory by DMA. Those of a VM do so without. With strict isolation a function reaches none of the others,
+    /// and none of them reaches it: the group is a name for what is used together then.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     /// The running VM of that host that it is plugged into; `rackbus return` unplugs it.
@@ -158,6 +159,9 @@ impl Args {
             if lease.placement == Placement::Host {
                 o.line(REACH);
             }
+            if lease.placement == Placement::Borrower && self.group.is_some() {
+                o.line(APART);
+            }
             if lease.placement == Placement::Borrower
                 && is_scheduled_by_session()
                 && processors() < POLLING_THREADS
@@ -172,6 +176,10 @@ impl Args {
 /// What is said of a function in a host's own PCI tree.
 const REACH: &str =
     "through its window the device reaches all of this host's memory that the window covers";
+
+/// What is said of a function of a group whose controller runs at the borrower.
+const APART: &str = "its controller runs at the borrower: it reaches no memory of the group's other functions, and they \
+    reach none of its";
 
 /// Driver, front and medium.
 const POLLING_THREADS: usize = 3;

@@ -80,7 +80,7 @@ struct TurnArgs {
     /// `strict`: the lender gets no memory of the borrower's
     #[arg(long, value_enum, default_value_t = IsolationName::Shared, value_name = "HOW")]
     isolation: IsolationName,
-    /// The program that it is for: functions of one group reach each other's memory by DMA
+    /// The program that it is for: functions of one group reach each other's memory by DMA, except with strict isolation
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     /// The service level that its lender is to promise in each turn

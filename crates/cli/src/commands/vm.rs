@@ -137,8 +137,8 @@ struct OwnArgs {
     /// Keep the functions lent when the QEMU that uses them ends, for the next one that you start with the same arguments
     #[arg(long)]
     keep: bool,
-    /// The group that they are borrowed for, whose functions reach each other's memory by DMA [default: one
-    /// of their own]
+    /// The group that they are borrowed for, whose functions reach each other's memory by DMA, except with strict isolation
+    /// [default: one of their own]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
     #[command(flatten)]
