@@ -1,9 +1,9 @@
 //! A whole rack of two hosts on this machine, through the `rackbus` command as its users have it.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -204,7 +204,8 @@ impl BenchRack {
 
 impl BenchRack {
     /// Asks the lender's node and the control plane for their metrics again and again, and follows
-    /// the events, until what is returned is dropped.
+    /// the events, until what is returned is dropped. On return both are under way: what it takes to begin is nothing that
+    /// a rack pays while it is observed.
     ///
     /// # Errors
     /// When the rack cannot be observed.
@@ -215,8 +216,15 @@ impl BenchRack {
         }
         let mut follower = Command::new(&self.program);
         follower.args(["events", "--follow"]).env("RACKBUS_RUN_DIR", self.run_dir());
-        follower.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let follower = follower.spawn().map_err(BenchError::io("following the events"))?;
+        follower.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut follower = follower.spawn().map_err(BenchError::io("following the events"))?;
+        // The first is that the control plane was started.
+        let events = follower.stdout.take().map(BufReader::new);
+        let mut follower = Follower { process: follower, events };
+        if let Some(events) = &mut follower.events {
+            let first = events.read_line(&mut String::new());
+            first.map_err(BenchError::io("following the events"))?;
+        }
         let (stop, stopped) = mpsc::channel::<()>();
         let scraper = std::thread::spawn(move || {
             while stopped.recv_timeout(every) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -226,7 +234,7 @@ impl BenchRack {
                 }
             }
         });
-        Ok(Observer { stop: Some(stop), scraper: Some(scraper), follower })
+        Ok(Observer { stop: Some(stop), scraper: Some(scraper), _follower: follower })
     }
 }
 
@@ -244,15 +252,29 @@ pub(crate) fn scrape(socket: &Path) -> std::io::Result<String> {
 pub struct Observer {
     stop: Option<mpsc::Sender<()>>,
     scraper: Option<JoinHandle<()>>,
-    follower: Child,
+    /// Ended when dropped.
+    _follower: Follower,
+}
+
+/// Whoever follows the events.
+#[derive(Debug)]
+struct Follower {
+    process: Child,
+    /// What it says: open for as long as it runs.
+    events: Option<BufReader<ChildStdout>>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 impl Drop for Observer {
     fn drop(&mut self) {
         drop(self.stop.take());
         let _ = self.scraper.take().map(JoinHandle::join);
-        let _ = self.follower.kill();
-        let _ = self.follower.wait();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Drives of a whole rack: lent and borrowed, by either placement, and with metrics read meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rackbus_devices::nvme::BackingConfig;
 
@@ -121,26 +121,26 @@ impl Bench<'_> {
         rack.give_back(&lease)
     }
 
-    /// The same drive through the rack while its metrics are asked for ten times a second and its
-    /// events are followed, and while nobody looks.
+    /// The same drive through the rack while its metrics are asked for again and again and its events are followed, and
+    /// while nobody looks. The runs are longer than others, so that each has several times its metrics asked for.
     fn observed(&mut self, rack: &BenchRack) -> Result<(), BenchError> {
-        let cases =
-            [("rack: 4k read qd1, observed", READ_1), ("rack: 4k read qd32, observed", READ_32)];
-        for (case, load) in cases {
-            if !self.wanted(case) {
+        let every = self.settings.time * 5 / 2;
+        let time = 4 * every;
+        for (depth, load) in [("qd1", READ_1), ("qd32", READ_32)] {
+            let case = format!("rack: 4k read {depth}, observed each {} ms", every.as_millis());
+            if !self.wanted(&case) {
                 continue;
             }
-            let time = self.settings.time;
             let lease = rack.borrow_drive()?;
             let drive = std::cell::RefCell::new(lent::open(&lease.socket, DATA)?);
             fill(&mut drive.borrow_mut(), time)?;
             let rate = || Ok(lent::run(&mut drive.borrow_mut(), &load, time)? / 1e3);
             let observed = || {
                 unpin();
-                let _observer = rack.observe(Duration::from_millis(100))?;
+                let _observer = rack.observe(every)?;
                 rate()
             };
-            self.pairs(case, "not observed", "kIOPS", observed, rate, |with, without| {
+            self.pairs(&case, "not observed", "kIOPS", observed, rate, |with, without| {
                 with / without
             })?;
             drop(drive);
