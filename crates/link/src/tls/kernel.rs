@@ -253,7 +253,7 @@ fn is_there() -> bool {
     *IS_THERE.get_or_init(|| match try_it() {
         Ok(()) => true,
         Err(error) => {
-            tracing::debug!(%error, "the kernel does not seal connections by itself");
+            tracing::info!(%error, "the kernel does not encrypt connections (kTLS), so this process does");
             false
         }
     })

@@ -21,7 +21,8 @@ const RACK: &str = r#"
     sealed() { sed -n "s/^$1[[:space:]]*//p" /proc/net/tls_stat; }
     trap '[ $? = 0 ] || { set +e; cat busy; tail -n 8 *.log; cat /proc/net/tls_stat; }' EXIT
     ip link set lo up
-    modprobe tls
+    # By which the kernel loads what it needs, as on any Debian.
+    command -v modprobe >/proc/sys/kernel/modprobe
     printf 'name = "sealed"
         [hosts.alpha.devices.d0]
         kind = "nvme"
@@ -41,9 +42,10 @@ const RACK: &str = r#"
     join beta 7422
     until_ok rackbus --run-dir /tmp/beta borrow alpha/d0 --for beta --json
     socket=$(sed -n 's/.*"socket": *"\([^"]*\)".*/\1/p' said | head -n 1)
-    # A connection has two ends, and each of them two directions.
-    [ $(sealed TlsTxSw) -ge 2 ] && [ $(sealed TlsRxSw) -ge 2 ]
     physical $socket write
+    # A connection has two ends, and each of them two directions.
+    [ $(sealed TlsTxSw) -ge 2 ]
+    [ $(sealed TlsRxSw) -ge 2 ]
     before=$(sealed TlsTxSw)
     rm -f busy; physical $socket busy >busy 2>&1 &
     user=$!
