@@ -31,6 +31,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long the peer's kernel may leave what was sent unacknowledged before the connection counts as lost. It does
 /// so also for a process that stalls or is busy, until its buffers are full.
 const UNACKNOWLEDGED: Duration = Duration::from_millis(750);
+
 /// A conversation over TLS.
 #[derive(Debug, Clone)]
 pub(crate) struct TlsConversation(Arc<Shared>);
@@ -156,9 +157,14 @@ impl TlsConversation {
     /// What is still to be sent cannot be, or the kernel has refused the keys: the conversation is over then.
     pub(crate) fn seal_by_kernel(&self) -> Result<(), StreamError> {
         Stream::send(self, &[], &[])?;
+        // Before anything is locked: it may take as long as to load a module.
+        if !kernel::is_there() {
+            return Ok(());
+        }
         let mut tls = self.0.tls();
         let Records::Process(process) = &mut *tls else { return Ok(()) };
-        if !process.can_be_given_up() || !KernelTls::takes(process.connection()) {
+        let is_ready = process.can_be_given_up() && KernelTls::takes(process.connection());
+        if !is_ready || !kernel::prepare(&self.0.socket) {
             return Ok(());
         }
         let Records::Process(process) = std::mem::replace(&mut *tls, Records::Nobody) else {
@@ -293,6 +299,10 @@ impl Stream for TlsConversation {
         let deadline = self.0.receive_limit().map(|limit| Instant::now() + limit);
         while done < buffer.len() {
             match self.receive_some(&mut buffer[done..], stream_error)? {
+                // Also where a part of a record has come, of which some kernels say that it can be read.
+                0 if deadline.is_some_and(|it| Instant::now() >= it) => {
+                    return Err(StreamError::TimedOut);
+                }
                 0 => self.0.wait(false, deadline)?,
                 count => done += count,
             }

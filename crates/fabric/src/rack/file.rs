@@ -364,7 +364,7 @@ fn links_between(value: &Spanned<DeValue<'_>>) -> Parsed<Links> {
     }
     let allowed = "`auto` or `off`";
     let ktls = match section.text("ktls", allowed)? {
-        None => true,
+        None => Links::default().ktls,
         Some(("auto", _)) => true,
         Some(("off", _)) => false,
         Some((text, span)) => return wrong(span, format!("`ktls` is \"{text}\""), allowed),

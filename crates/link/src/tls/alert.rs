@@ -8,6 +8,11 @@ use std::os::fd::AsRawFd;
 const ALERT: u8 = 21;
 /// Bytes of the control message that says so, aligned.
 const CONTROL: usize = 32;
+// SAFETY: these compute sizes, and access nothing.
+const LENGTH: u32 = unsafe { libc::CMSG_LEN(1) };
+// SAFETY: as above.
+const SPACE: u32 = unsafe { libc::CMSG_SPACE(1) };
+const _: () = assert!(SPACE as usize <= CONTROL);
 
 /// Memory of a control message, aligned as its header.
 #[repr(C, align(8))]
@@ -23,20 +28,20 @@ pub(super) fn send(socket: &TcpStream, alert: &[u8; 2]) {
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: these compute sizes, and access nothing.
-    let (length, space) = unsafe { (libc::CMSG_LEN(1), libc::CMSG_SPACE(1)) };
-    debug_assert!(space as usize <= CONTROL);
-    message.msg_controllen = space as _;
+    message.msg_controllen = SPACE as _;
     // SAFETY: the control buffer is aligned, lives until the call, and has room for a header and a byte behind it: so the
     // first header is in it, and its data too.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (*header).cmsg_level = libc::SOL_TLS;
         (*header).cmsg_type = libc::TLS_SET_RECORD_TYPE;
-        (*header).cmsg_len = length as _;
+        (*header).cmsg_len = LENGTH as _;
         libc::CMSG_DATA(header).write(ALERT);
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: all that `message` leads to lives, and is not changed by the call.
-    unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+    if unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) } < 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "the end of a connection could not be told");
+    }
 }

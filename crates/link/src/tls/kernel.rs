@@ -2,8 +2,7 @@
 //! handshake came to.
 //!
 //! What is sent is sealed on its way into the kernel's own memory, so it is copied once less than where this process does
-//! that; an adapter that encrypts by itself does it without the processor. Keys are not renewed: kernels before 6.14 cannot,
-//! so a connection ends with an error when its keys have sealed as much as they may, or when the peer renews its own, and
+//! that. Keys are not renewed: kernels before 6.14 cannot, so a connection ends with an error when its keys have sealed as much as they may, or when the peer renews its own, and
 //! who can resume a session does.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Write};
@@ -11,6 +10,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use nix::sys::socket::sockopt::{TcpTlsRx, TcpTlsTx, TcpUlp, TlsCryptoInfo};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, TlsGetRecordType, recvmsg, setsockopt};
@@ -28,9 +28,11 @@ const BLOCK: u64 = 16;
 const RECORD: u64 = 1 << 14;
 /// Records that are received at a time before others have a turn, where they carry nothing.
 const RECEIVES: usize = 2;
-/// An alert that is no failure, and the one that says that nothing follows (RFC 8446, section 6).
-const WARNING: u8 = 1;
-const CLOSE_NOTIFY: [u8; 2] = [WARNING, 0];
+/// The alert that says that nothing follows: its level and its description (RFC 8446, section 6).
+const CLOSE_NOTIFY: [u8; 2] = [1, 0];
+
+/// How long a connection of this process to itself may take.
+const TRIAL: Duration = Duration::from_secs(1);
 
 /// Connections of this process that the kernel has taken over.
 static TAKEN_OVER: AtomicU64 = AtomicU64::new(0);
@@ -53,10 +55,10 @@ pub(super) struct KernelTls {
 }
 
 impl KernelTls {
-    /// Whether the kernel takes over connections such as this one.
+    /// Whether the kernel takes over connections with the keys of this one, where it takes over any.
     pub(super) fn takes(connection: &Connection) -> bool {
         let suite = connection.negotiated_cipher_suite().map(|suite| suite.suite());
-        suite == Some(CipherSuite::TLS13_AES_256_GCM_SHA384) && is_there()
+        suite == Some(CipherSuite::TLS13_AES_256_GCM_SHA384)
     }
 
     /// Has the kernel go on with a connection.
@@ -67,12 +69,7 @@ impl KernelTls {
         socket: &TcpStream,
         secrets: ExtractedSecrets,
     ) -> std::io::Result<KernelTls> {
-        let mut sends = Keys::of(&secrets.tx)?;
-        let mut receives = Keys::of(&secrets.rx)?;
-        let outcome = take_over(socket, &sends, &receives);
-        sends.0.key.zeroize();
-        receives.0.key.zeroize();
-        outcome?;
+        take_over(socket, &Keys::of(&secrets.tx)?, &Keys::of(&secrets.rx)?)?;
         TAKEN_OVER.fetch_add(1, Ordering::Relaxed);
         let blocks = secrets.tx.0.saturating_mul(RECORD / BLOCK + 1);
         let control = nix::cmsg_space!(u8);
@@ -161,8 +158,14 @@ impl KernelTls {
                 Ok((count, None | Some(TlsGetRecordType::ApplicationData))) => {
                     return Ok(Some(count));
                 }
-                Ok((1.., Some(TlsGetRecordType::Alert))) if buffer[0] == WARNING => {
-                    return Ok(None);
+                Ok((count, Some(TlsGetRecordType::Alert))) => {
+                    let alert = &buffer[..count.min(CLOSE_NOTIFY.len())];
+                    // Where there is room for its level only, that says as much as it can.
+                    if count > 0 && CLOSE_NOTIFY.starts_with(alert) {
+                        return Ok(None);
+                    }
+                    tracing::warn!(?alert, "TLS with another node failed: its alert");
+                    return Err(ErrorKind::ConnectionAborted.into());
                 }
                 Ok((_, Some(other))) => {
                     tracing::info!("a connection ends: TLS says {other:?}, which is not followed");
@@ -201,7 +204,15 @@ impl KernelTls {
 }
 
 /// Keys of one direction as the kernel takes them.
-struct Keys(libc::tls12_crypto_info_aes_gcm_256);
+struct Keys(TlsCryptoInfo);
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        if let TlsCryptoInfo::Aes256Gcm(keys) = &mut self.0 {
+            keys.key.zeroize();
+        }
+    }
+}
 
 impl Keys {
     /// Those behind so many records.
@@ -213,7 +224,7 @@ impl Keys {
         let key = key.as_ref().try_into().map_err(unlike)?;
         // The kernel has the first four bytes apart: they are the salt of TLS 1.2.
         let (salt, iv) = iv.as_ref().split_at_checked(4).ok_or(ErrorKind::Unsupported)?;
-        Ok(Keys(libc::tls12_crypto_info_aes_gcm_256 {
+        let keys = libc::tls12_crypto_info_aes_gcm_256 {
             info: libc::tls_crypto_info {
                 version: libc::TLS_1_3_VERSION,
                 cipher_type: libc::TLS_CIPHER_AES_GCM_256,
@@ -222,7 +233,8 @@ impl Keys {
             key,
             salt: salt.try_into().map_err(unlike)?,
             rec_seq: records.to_be_bytes(),
-        }))
+        };
+        Ok(Keys(TlsCryptoInfo::Aes256Gcm(keys)))
     }
 
     /// Keys that protect nothing, to see whether the kernel takes such.
@@ -234,19 +246,33 @@ impl Keys {
 }
 
 fn take_over(socket: &TcpStream, sends: &Keys, receives: &Keys) -> std::io::Result<()> {
-    setsockopt(socket, TcpUlp::default(), b"tls")?;
-    setsockopt(socket, TcpTlsTx, &TlsCryptoInfo::Aes256Gcm(sends.0))?;
-    setsockopt(socket, TcpTlsRx, &TlsCryptoInfo::Aes256Gcm(receives.0))?;
+    setsockopt(socket, TcpTlsTx, &sends.0)?;
+    setsockopt(socket, TcpTlsRx, &receives.0)?;
     Ok(())
 }
 
+/// Has a socket take keys. It goes on as before until it has some, also where this process goes on sealing.
+pub(super) fn prepare(socket: &TcpStream) -> bool {
+    let outcome = setsockopt(socket, TcpUlp::default(), b"tls");
+    outcome.inspect_err(|error| tracing::debug!(%error, "a socket takes no keys")).is_ok()
+}
+
 /// Whether this machine's kernel takes over connections, tried once with one of this process to itself: keys are given up
-/// before a kernel refuses them.
-fn is_there() -> bool {
+/// before a kernel refuses them. Where it cannot be tried, it is tried again the next time.
+pub(super) fn is_there() -> bool {
     static IS_THERE: OnceLock<bool> = OnceLock::new();
-    let try_it = || {
+    if let Some(is_there) = IS_THERE.get() {
+        return *is_there;
+    }
+    let connection = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let socket = TcpStream::connect(listener.local_addr()?)?;
+        let socket = TcpStream::connect_timeout(&listener.local_addr()?, TRIAL)?;
+        Ok::<_, std::io::Error>((listener, socket))
+    };
+    // It is connected for as long as the listener is there.
+    let Ok((_listener, socket)) = connection() else { return false };
+    let try_it = || {
+        setsockopt(&socket, TcpUlp::default(), b"tls")?;
         let keys = Keys::of_nobody()?;
         take_over(&socket, &keys, &keys)
     };
@@ -335,7 +361,8 @@ mod tests {
     fn keys_are_laid_out_as_the_kernel_takes_them() {
         let iv: [u8; 12] = std::array::from_fn(|nth| nth as u8);
         let secrets = ConnectionTrafficSecrets::Aes256Gcm { key: [7; 32].into(), iv: iv.into() };
-        let keys = Keys::of(&(0x0102, secrets)).unwrap().0;
+        let keys = Keys::of(&(0x0102, secrets)).unwrap();
+        let TlsCryptoInfo::Aes256Gcm(keys) = keys.0 else { panic!("other keys") };
         assert_eq!((keys.salt, keys.key), ([0, 1, 2, 3], [7; 32]));
         assert_eq!(keys.iv, [4, 5, 6, 7, 8, 9, 10, 11]);
         assert_eq!(keys.rec_seq, [0, 0, 0, 0, 0, 0, 1, 2]);

@@ -40,7 +40,8 @@ impl ProcessTls {
 
     /// Whether nothing is on its way through it, in either direction, as far as it can be known here.
     pub(super) fn can_be_given_up(&self) -> bool {
-        self.unread.is_empty() && !self.connection.is_handshaking() && !self.has_kept()
+        let is_taken = self.unread.is_empty() && self.connection.wants_read();
+        is_taken && !self.connection.is_handshaking() && !self.has_kept()
     }
 
     /// What is needed to go on in its place.

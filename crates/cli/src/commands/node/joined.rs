@@ -174,9 +174,11 @@ impl JoinArgs {
         let credentials = Arc::new(RwLock::new(credentials));
         let control = Arc::new(Leaders::new(control, tls_of(&credentials)));
         let listen = self.listen.to_string();
+        // Keys are renewed by another connection, which takes a moment in which nothing may be held.
+        let with_ktls = rack.links.ktls && rack.links.hold_ms > 0;
         let link = TcpLink::new(&rack.name, &listen, &advertised, credentials.clone());
         let revocations = noted_revocations(&state_dir)?;
-        let link = link.with_revocations(revocations.clone()).with_ktls(rack.links.ktls);
+        let link = link.with_revocations(revocations.clone()).with_ktls(with_ktls);
         locate_others(&link, &control);
         let mut again = vec!["--join".into(), self.join.join(",").into()];
         again.extend(["--listen".into(), listen.into(), "--advertise".into(), advertised.into()]);
