@@ -349,7 +349,7 @@ fn by_lease(hosts: &mut MetalHosts) -> Result<()> {
         until_ok test -b /dev/nvme0n1
         verify
         refused rackbus borrow alpha/d0 --for alpha
-        rackbus return 1
+        rackbus return alpha/d0
         [ ! -e /dev/nvme0n1 ]
         refused rackbus borrow alpha/d0 --for beta --placement host --isolation strict
         borrow
