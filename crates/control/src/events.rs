@@ -21,6 +21,7 @@ pub use kept::{KEPT_MS, Log, MOST_EVENTS, MOST_REFUSAL_EVENTS};
 pub use refusals::RefusalLimiter;
 pub use reports::ReportLimiter;
 pub use shares::is_told_by_share;
+pub(crate) use silences::left_the_rack;
 pub use silences::{LastHeard, SilentNodes};
 
 /// Bytes of an event's text, and of each name in it, at most. A store takes a commit of bounded size only: a longer one

@@ -26,13 +26,14 @@ impl SilentNodes {
     /// As the control planes before this one told it.
     pub fn of(log: &Log) -> SilentNodes {
         let mut told = BTreeMap::new();
-        for event in log.after(0, Some(EventKind::Fault), usize::MAX) {
-            let EventRecord { host: Some(host), function: None, text, .. } = event else {
+        for event in log.after(0, None, usize::MAX) {
+            let EventRecord { kind, host: Some(host), function: None, text, .. } = event else {
                 continue;
             };
-            if text.starts_with(&silent(&host)) {
+            let is_fault = kind == EventKind::Fault;
+            if is_fault && text.starts_with(&silent(&host)) {
                 told.insert(host, true);
-            } else if text == heard_again(&host) {
+            } else if (is_fault && text == heard_again(&host)) || text == left_the_rack(&host) {
                 told.remove(&host);
             }
         }
@@ -72,6 +73,11 @@ impl SilentNodes {
         }
         news
     }
+}
+
+/// What is told of a host that leaves the rack: one that joins it later is another one.
+pub fn left_the_rack(host: &str) -> String {
+    format!("host {host} left the rack")
 }
 
 /// What is told of a node that is silent begins so.
@@ -151,6 +157,19 @@ mod tests {
         // It is told of its next silence.
         assert!(stored(&mut next, 71_000, at(70_000)).0.is_empty());
         assert_eq!(stored(&mut next, 86_000, at(70_000)).0.len(), 1);
+    }
+
+    /// It was silent when it left; another one joins by its name, and a control plane is started after that.
+    #[test]
+    fn a_host_that_left_is_not_silent_for_later_control_planes() {
+        let drafts = vec![
+            Draft::of_host(EventKind::Fault, Some("alpha"), format!("{}for 16 s", silent("alpha"))),
+            Draft::of_host(EventKind::Access, Some("alpha"), left_the_rack("alpha")),
+        ];
+        let mut log = Log::default();
+        let events = log.number(1, drafts);
+        log.put(&events, 0);
+        assert!(SilentNodes::of(&log).told.is_empty());
     }
 
     /// What nodes say of their functions is not what is told of nodes.

@@ -15,7 +15,7 @@ use super::writer::NewRackFile;
 use super::{Inventory, Service, WriterRequest, WriterShared, problem};
 use crate::api::{ApiError, EventKind, RackStatus};
 use crate::blocking::blocking;
-use crate::events::Draft;
+use crate::events::{Draft, left_the_rack};
 use crate::offers::SectionState;
 
 /// Bytes of the longest rack file that is followed.
@@ -122,11 +122,11 @@ impl HostsChange {
 
     /// What is told of it.
     pub(super) fn events(&self) -> Vec<Draft> {
-        let told = |host: &String, what: &str| {
-            Draft::of_host(EventKind::Access, Some(host), format!("host {host} {what}"))
-        };
-        let left = self.left.iter().map(|host| told(host, "left the rack"));
-        left.chain(self.joined.iter().map(|host| told(host, "joined the rack"))).collect()
+        let told = |host: &String, text| Draft::of_host(EventKind::Access, Some(host), text);
+        let left = self.left.iter().map(|host| told(host, left_the_rack(host)));
+        let joined =
+            self.joined.iter().map(|host| told(host, format!("host {host} joined the rack")));
+        left.chain(joined).collect()
     }
 }
 
