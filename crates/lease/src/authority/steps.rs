@@ -85,9 +85,10 @@ impl Authority {
         self.start_revoke(lease);
     }
 
-    /// Notes that a lease's lender refused it.
+    /// Notes that a lease's lender refused it: one that is lent already is not refused any more, whatever is said.
     pub(super) fn note_refused(&mut self, lease: LeaseId) {
-        if let Some(record) = self.leases.get(&lease).cloned() {
+        let arming = |it: &&LeaseRecord| matches!(it.state, LeaseState::Arming);
+        if let Some(record) = self.leases.get(&lease).filter(arming).cloned() {
             self.put_lease(LeaseRecord { refused: true, ..record });
         }
     }
