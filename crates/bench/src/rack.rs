@@ -223,6 +223,10 @@ impl BenchRack {
         let mut follower = Follower { process: follower, events };
         if let Some(events) = &mut follower.events {
             let first = events.read_line(&mut String::new());
+            let first = first.and_then(|bytes| match bytes {
+                0 => Err(ErrorKind::UnexpectedEof.into()),
+                _ => Ok(()),
+            });
             first.map_err(BenchError::io("following the events"))?;
         }
         let (stop, stopped) = mpsc::channel::<()>();
