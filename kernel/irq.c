@@ -10,6 +10,9 @@
  * the lock of the function's interrupt, and when the NTB's vector moves, with
  * that of the NTB's: whoever touches an entry has msi_lock, and writes what the
  * NTB's message is by then.  Otherwise the device could signal by half a message.
+ * But for a reset: the PCI core writes all entries again after it, by itself,
+ * and a vector that moves just then may leave such an entry where interrupts
+ * are not remapped.
  */
 #include <linux/interrupt.h>
 #include <linux/irq.h>
