@@ -256,7 +256,7 @@ pub(crate) fn scrape(socket: &Path) -> std::io::Result<String> {
 pub struct Observer {
     stop: Option<mpsc::Sender<()>>,
     scraper: Option<JoinHandle<()>>,
-    /// Ended when dropped.
+    /// Its process is killed, and waited for, when this is dropped.
     _follower: Follower,
 }
 

@@ -22,7 +22,7 @@ const MOST: usize = 128;
 const ENDS: [usize; 2] = [NEAR, FAR];
 const NEAR: usize = 0;
 const FAR: usize = 1;
-/// Both windows.
+/// Bytes of the window of either end, which are enough for an arena.
 const WINDOW: u64 = 512 << 10;
 /// Where the heads of slots begin, and the bytes of each.
 const HEADS: u32 = 4096;

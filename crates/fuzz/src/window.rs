@@ -125,7 +125,7 @@ impl LentFunction {
         self.ask([self.written, what, value, EPOCH as u32]);
     }
 
-    /// Describes a mapping.
+    /// Stores where the borrower says which mapping it asks for: in the window, near its end and its MSI part, or anywhere.
     fn describe(&self, input: &mut Input<'_>) {
         let [iova, address, size] = [0; 3].map(|_: u8| match input.u8() {
             pages @ 0..0xc0 => u64::from(pages % 32) * PAGE as u64,

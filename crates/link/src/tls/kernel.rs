@@ -2,8 +2,8 @@
 //! handshake came to.
 //!
 //! What is sent is sealed on its way into the kernel's own memory, so it is copied once less than where this process does
-//! that. Keys are not renewed: kernels before 6.14 cannot, so a connection ends with an error when its keys have sealed as much as they may, or when the peer renews its own, and
-//! who can resume a session does.
+//! that. Keys are not renewed: kernels before 6.14 cannot. So a connection ends with an error when its keys have sealed as
+//! much as they may, or when the peer renews its own, and who can resume a session does.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
